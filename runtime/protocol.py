@@ -1,0 +1,243 @@
+"""What the interpreter and the runtime say to each other: plain data, no behaviour, no torch.
+
+A client sends a `GenerateRequest` or a `ScoreRequest`; the engine answers a generate request with any number of
+`Delta`s and exactly one terminal event (`Finished` or `Failed`), and a score request with one `ScoreResult`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+FinishReason = Literal["stop", "length", "constraint", "cancelled", "error"]
+SelectMethod = Literal[
+    "probability", "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
+]
+ConstraintKind = Literal["regex", "choices", "json_schema", "grammar"]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What a text must be, as data. `spec` by kind: the pattern, the tuple of options, the schema as canonical JSON
+    text (keys in the order that they were written, since it decides the order of the output), the grammar's text.
+
+    `whitespace`: the JSON may hold optional white space where the model wants it; the default is compact JSON.
+    """
+
+    kind: ConstraintKind
+    spec: str | tuple[str, ...]
+    whitespace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. The defaults are those of `gen`.
+
+    max_tokens: upper bound of generated tokens, forced ones included; None: to the end of the context; 0: prefill only.
+    top_k: -1 is off. logprobs: None is off; k >= 0 gives the drawn token's log-probability and the k best others.
+    seed: None draws one per request; equal (seed, prompt, parameters) give equal tokens.
+    """
+
+    max_tokens: int | None = 128
+    min_tokens: int = 0
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """Continue `tokens`. `name` is the program's variable, for traces and mock backends; it changes nothing.
+
+    `stream`: send `Delta`s; otherwise only the terminal event comes.
+    """
+
+    tokens: tuple[int, ...]
+    params: SamplingParams = SamplingParams()
+    constraint: Constraint | None = None
+    namespace: str = ""
+    name: str | None = None
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """Which of `choices` continues `tokens`, by log-probability. temperature 0 takes the best, above 0 it draws.
+
+    `healable`: how many of the last tokens are literal text, which may be tokenised anew together with a choice where
+    the two meet inside a token; None: all of them, 0: none.
+    """
+
+    tokens: tuple[int, ...]
+    choices: tuple[str, ...]
+    method: SelectMethod = "probability"
+    temperature: float = 0.0
+    seed: int | None = None
+    namespace: str = ""
+    name: str | None = None
+    healable: int | None = None
+
+
+class TokenLogprob(NamedTuple):
+    """Log-probability (natural) of one generated token, after constraint, penalties and bias and before temperature
+    and top-k/top-p/min-p; `top`: the best tokens as (id, log-probability), best first. A forced token has 0.0 and no
+    others."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a request. `completion_tokens` counts every generated token, forced ones too, and those of a
+    stop string that the text leaves out; `cached_tokens` of the prompt were in the KV cache."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    forced_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """More text of sample `index`. Never a broken character, never any part of a stop string."""
+
+    text: str
+    tokens: tuple[int, ...] = ()
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One finished sample. `tokens` spell `text`: an end token is left out; where a stop string cut a token, the part
+    before it was tokenised again. `logprobs` is per token as generated."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    matched_stop: str | int | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    index: int = 0
+    prefill_seconds: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Terminal: all `n` samples, in order of their index. A cancelled request ends so too, with what it had."""
+
+    outputs: tuple[Output, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Terminal: the request ended by an error (raised as it is to the caller)."""
+
+    error: BaseException
+
+
+Event = Delta | Finished | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreResult:
+    """Answer to a score request; per-choice tuples are in the order of the request's choices.
+
+    logprobs: natural log of the probability that the text goes on with the choice; where another choice extends this
+    one, without the mass that goes on to it. scores: what the method compares. probabilities: the distribution over
+    the choices by that method, sum 1. label_mass: share of the whole probability mass that the choices hold.
+    tokens, token_logprobs: of each choice's scored tokens. healed: the prompt's last tokens that were scored anew
+    together with the choice, since text and choice meet inside a token; `tokens` begin with their text then.
+    """
+
+    index: int
+    choice: str
+    probabilities: tuple[float, ...]
+    logprobs: tuple[float, ...]
+    scores: tuple[float, ...]
+    label_mass: float
+    tokens: tuple[tuple[int, ...], ...]
+    token_logprobs: tuple[tuple[float, ...], ...]
+    method: SelectMethod
+    usage: Usage
+    healed: int = 0
+
+
+class Piece(NamedTuple):
+    """A stretch of prompt text. Control tokens spelled in it are read as such only where it is `trusted` (a chat
+    template's own text, `special(...)`); anybody else's text stays text."""
+
+    text: str
+    trusted: bool = False
+
+
+class Codec(Protocol):
+    """Text to tokens and back, and the chat template: what a program needs of a tokenizer."""
+
+    def encode(self, pieces: str | Sequence[Piece], *, start: bool = False) -> list[int]:
+        """Token ids of the pieces as one text. `start`: they begin the sequence, so BOS is put in front where the
+        tokenizer's config wants one and the text does not already spell it."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of the tokens, control tokens left out; broken UTF-8 becomes U+FFFD."""
+        ...
+
+    def chat_open(self, roles: Sequence[str]) -> str:
+        """Template text between the end of message `roles[-2]`, already closed, and the content of `roles[-1]`.
+        Raises ModelError with the template's own words where it refuses these roles, or there is no template."""
+        ...
+
+    def chat_close(self, roles: Sequence[str]) -> str:
+        """Template text that ends the content of `roles[-1]`."""
+        ...
+
+    def chat_trims(self, role: str) -> bool:
+        """Whether the template strips white space around a message of this role."""
+        ...
+
+    def end_token(self, text: str) -> int | None:
+        """The id of the control token that `text` begins with, or None."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend does. The interpreter refuses what is missing before anything is sent."""
+
+    name: str
+    constraints: frozenset[str] = frozenset({"regex", "choices", "json_schema", "grammar"})
+    score: bool = True
+    logprobs: bool = True
+    stream: bool = True
+    params: frozenset[str] = frozenset(SamplingParams.__dataclass_fields__)
+
+
+class Backend(Protocol):
+    """Where programs run. `Engine` is one; so are the mock and the remote ones."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def codec(self) -> Codec: ...
+
+    def submit(self, request: GenerateRequest) -> AsyncIterator[Event]:
+        """Deltas, then one terminal event. Closing the iterator early (aclose) cancels the request."""
+        ...
+
+    async def score_async(self, request: ScoreRequest) -> ScoreResult: ...

@@ -1,0 +1,125 @@
+"""Checks of what users pass in, for the language and the engine alike: each raises at once, with a hint.
+
+Like `palmette.errors` a common floor: imports nothing else of ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
+from typing import Any
+
+from palmette.errors import ArgumentError, suggestion
+
+
+def unknown_keyword(where: str, name: str, known: Iterable[str]) -> TypeError:
+    """The error for a keyword that `where` does not know."""
+    return TypeError(f"{where} has no keyword {name!r}; {suggestion(name, known)}")
+
+
+def integer(where: str, name: str, value: object, *, least: int) -> int:
+    """`value` as an int not below `least`. TypeError for another type (bool too), ArgumentError for a smaller one."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{where}: {name}= takes an int, not {value!r}")
+    if value < least:
+        raise ArgumentError(f"{where}: {name}={value} is out of range", hint=f"{name} is at least {least}")
+    return int(value)
+
+
+def number(
+    where: str, name: str, value: object, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False
+) -> float:
+    """`value` as a finite float in [low, high], or (low, high] with `open_low`."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{where}: {name}= takes a number, not {value!r}")
+    result = float(value)
+    if not math.isfinite(result) or result < low or result > high or (open_low and result == low):
+        opening = "above" if open_low else "at least"
+        top = "" if high == math.inf else f" and at most {high:g}"
+        hint = f"{name} is {opening} {low:g}{top}" if low > -math.inf else f"{name} is a finite number"
+        raise ArgumentError(f"{where}: {name}={value} is out of range", hint=hint)
+    return result
+
+
+def flag(where: str, name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{where}: {name}= takes True or False, not {value!r}")
+    return value
+
+
+def strings(where: str, name: str, value: object) -> tuple[str, ...]:
+    """One string, or an iterable of them, as a tuple."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, Iterable) and not isinstance(value, bytes | dict):
+        items = tuple(value)
+        if all(isinstance(item, str) for item in items):
+            return items
+    raise TypeError(f"{where}: {name}= takes a str or a list of str, not {value!r}")
+
+
+def _at_least(least: int) -> Callable[[str, str, object], int]:
+    return lambda where, name, value: integer(where, name, value, least=least)
+
+
+def _between(low: float, high: float, open_low: bool = False) -> Callable[[str, str, object], float]:
+    return lambda where, name, value: number(where, name, value, low=low, high=high, open_low=open_low)
+
+
+def _stop(where: str, name: str, value: object) -> tuple[str, ...]:
+    stops = strings(where, name, value)
+    if "" in stops:
+        raise ArgumentError(
+            f"{where}: {name}= holds an empty string", hint="an empty stop would end every text at once"
+        )
+    return stops
+
+
+def _token_ids(where: str, name: str, value: object) -> tuple[int, ...]:
+    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
+        raise TypeError(f"{where}: {name}= takes a list of token ids, not {value!r}")
+    return tuple(integer(where, name, item, least=0) for item in value)
+
+
+def _top_k(where: str, name: str, value: object) -> int:
+    k = integer(where, name, value, least=-1)
+    if k == 0:
+        raise ArgumentError(f"{where}: top_k=0 leaves no token", hint="top_k is at least 1, or -1 to switch it off")
+    return k
+
+
+def _logit_bias(where: str, name: str, value: object) -> tuple[tuple[int, float], ...]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{where}: {name}= takes a dict of token id to bias, not {value!r}")
+    return tuple((integer(where, name, key, least=0), number(where, name, bias)) for key, bias in value.items())
+
+
+SAMPLING: dict[str, Callable[[str, str, object], Any]] = {
+    "max_tokens": _at_least(0),
+    "min_tokens": _at_least(0),
+    "n": _at_least(1),
+    "stop": _stop,
+    "stop_token_ids": _token_ids,
+    "stop_regex": _stop,
+    "temperature": _between(0, float("inf")),
+    "top_p": _between(0, 1, open_low=True),
+    "top_k": _top_k,
+    "min_p": _between(0, 1),
+    "frequency_penalty": number,
+    "presence_penalty": number,
+    "repetition_penalty": _between(0, float("inf"), open_low=True),
+    "logit_bias": _logit_bias,
+    "seed": lambda where, name, value: integer(where, name, value, least=-(2**63)),
+    "ignore_eos": flag,
+    "logprobs": _at_least(0),
+}
+"""Sampling settings by name: the function (where, name, value) that checks a value and gives it in its plain form."""
+
+
+def check_order(where: str, min_tokens: int, max_tokens: int) -> None:
+    if min_tokens > max_tokens:
+        raise ArgumentError(
+            f"{where}: min_tokens={min_tokens} is above max_tokens={max_tokens}",
+            hint="lower min_tokens or raise max_tokens",
+        )
