@@ -1,0 +1,1 @@
+"""Models as data: architecture records, weights, tapes."""

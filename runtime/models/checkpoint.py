@@ -1,0 +1,129 @@
+"""What a model's files hold, whichever format: its architecture, its tensors under our names, its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from palmette.errors import ModelError
+from palmette.runtime.models.architecture import Architecture, Parameter, parameters
+
+if TYPE_CHECKING:
+    from palmette.runtime.models.lower import Fetch
+    from palmette.runtime.models.model import Progress
+    from palmette.runtime.tokenizer import Tokenizer
+
+
+class TensorSource(Protocol):
+    """Tensors by the names that the files give them."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]: ...
+
+    def read(self, name: str) -> torch.Tensor: ...
+
+    def close(self) -> None: ...
+
+
+def as_stored(parameter: Parameter, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as the files have it."""
+    return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint(AbstractContextManager["Checkpoint"]):
+    """Files that were opened and found complete: every tensor that the architecture needs is there in the right shape,
+    and none is left over. A context manager: it holds memory maps.
+
+    names: parameter -> its name in the files. restore: undoes what the format did to a tensor. stored_dtype: None where
+    the weights are quantised.
+    """
+
+    arch: Architecture
+    source: TensorSource
+    names: Callable[[Parameter], str]
+    stored_dtype: torch.dtype | None
+    tokenizer: Callable[[], Tokenizer]
+    where: str
+    ignored: Callable[[str], bool] = field(default=lambda name: False)
+    restore: Callable[[Parameter, torch.Tensor], torch.Tensor] = as_stored
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.source.close()
+
+    def check(self) -> None:
+        """ModelError that names every missing, left-over and misshapen tensor; reads none."""
+        shapes = self.source.shapes()
+        needed = {self.names(p): p for p in parameters(self.arch)}
+        missing = [name for name in needed if name not in shapes]
+        unused = [name for name in shapes if name not in needed and not self.ignored(name)]
+        wrong = [
+            f"{name} is {list(shapes[name])}, not {list(p.shape)}"
+            for name, p in needed.items()
+            if name in shapes and tuple(shapes[name]) != p.shape
+        ]
+        if not (missing or unused or wrong):
+            return
+        parts = []
+        if missing:
+            parts.append(f"missing {_few(missing)}")
+        if unused:
+            parts.append(f"not used {_few(unused)}")
+        if wrong:
+            parts.append(f"of the wrong shape {_few(wrong)}")
+        hint = "the files do not fit the config, or belong to a kind of model that palmette does not know"
+        if missing == [self.names(Parameter("head", ()))] and not unused:
+            hint = "the output matrix may be the embedding: then tie_word_embeddings in config.json must be true"
+        raise ModelError(f"{self.where} ({self.arch.family}): tensors " + "; ".join(parts), hint=hint)
+
+    def fetcher(self, dtype: torch.dtype, device: torch.device, progress: Progress | None = None) -> Fetch:
+        """A function that reads a tensor into memory of its own, in this dtype on this device."""
+        table = {(p.name, p.layer): p for p in parameters(self.arch)}
+        done = 0
+
+        def fetch(name: str, layer: int) -> torch.Tensor:
+            nonlocal done
+            parameter = table[name, layer]
+            tensor = self.restore(parameter, self.source.read(self.names(parameter)))
+            done += 1
+            if progress:
+                progress(done, len(table))
+            return tensor.to(device=device, dtype=dtype).contiguous()
+
+        return fetch
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint at `path`: a .gguf file, or a folder with config.json and safetensors. Checked already."""
+    if path.is_dir():
+        from palmette.runtime.models.hf_folder import open_folder
+
+        checkpoint = open_folder(path)
+    elif path.suffix == ".gguf" and path.is_file():
+        from palmette.runtime.models.gguf_model import open_gguf
+
+        checkpoint = open_gguf(path)
+    else:
+        what = "is no .gguf file and no folder" if path.exists() else "does not exist"
+        raise ModelError(
+            f"{path} {what}", hint="give a .gguf file, or a folder that has config.json and .safetensors files"
+        )
+    try:
+        checkpoint.check()
+    except ModelError:
+        checkpoint.source.close()
+        raise
+    return checkpoint
+
+
+def _few(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
+    return ", ".join(listed[:5]) + more

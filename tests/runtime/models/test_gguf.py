@@ -1,0 +1,176 @@
+"""GGUF files: types, layouts, and what must be refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+gguf = pytest.importorskip("gguf")
+
+from palmette.errors import ModelError  # noqa: E402
+from palmette.kernels.ragged import RaggedBatch, Segment  # noqa: E402
+from palmette.runtime.models.architecture import parameters  # noqa: E402
+from palmette.runtime.models.gguf_file import GgufFile  # noqa: E402
+from palmette.runtime.models.gguf_model import tensor_name  # noqa: E402
+from palmette.runtime.models.model import Model, load_model  # noqa: E402
+from palmette.runtime.models.tiny import random_weights, tiny_architecture  # noqa: E402
+
+pytestmark = pytest.mark.tiny
+
+ARCH = tiny_architecture(vocab=258)
+
+
+def pairs_side_by_side(weight, heads):
+    """The layout that converters give Llama's q and k: the inverse of what loading undoes."""
+    rest = weight.shape[1:]
+    return weight.reshape(heads, 2, -1, *rest).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write(path, *, family="llama", arch=ARCH, rename=None, extra=(), types=None, metadata=None, drop=()):
+    """A tiny model with a byte vocabulary; its float32 weights by (name, layer)."""
+    from palmette.runtime.tokenizer_library import byte_alphabet
+
+    weights = random_weights(arch)
+    writer = gguf.GGUFWriter(str(path), family)
+    writer.add_context_length(arch.max_context)
+    writer.add_embedding_length(arch.hidden)
+    writer.add_block_count(len(arch.layers))
+    writer.add_feed_forward_length(arch.intermediate)
+    writer.add_head_count(arch.heads)
+    writer.add_head_count_kv(arch.kv_heads)
+    writer.add_layer_norm_rms_eps(arch.norm_eps)
+    by_byte = {b: c for c, b in byte_alphabet().items()}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([by_byte[b] for b in range(256)] + ["<|end|>", "<|user|>"])
+    writer.add_token_types([1] * 256 + [3, 3])
+    writer.add_token_merges([])
+    writer.add_eos_token_id(256)
+    for key, value in (metadata or {}).items():
+        writer.add_uint32(key, value)
+    for parameter in parameters(arch):
+        name = tensor_name(parameter)
+        if name in drop:
+            continue
+        data = weights[parameter.name, parameter.layer].numpy()
+        if family == "llama" and parameter.name in ("q", "k"):
+            data = pairs_side_by_side(data, arch.heads if parameter.name == "q" else arch.kv_heads)
+        kind = (types or {}).get(name, gguf.GGMLQuantizationType.F32)
+        raw = gguf.quantize(np.ascontiguousarray(data), kind)
+        writer.add_tensor((rename or {}).get(name, name), raw, raw_dtype=kind)
+    for name in extra:
+        writer.add_tensor(name, np.zeros(4, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return weights
+
+
+def logits(model, ids=(1, 2, 3, 4)):
+    n = len(ids)
+    batch = RaggedBatch.of([Segment(ids, 0, [], range(n), range(n))])
+    return model.forward(batch, model.new_kv(n))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_file_gives_the_model_that_was_written(family, tmp_path):
+    arch = ARCH if family == "llama" else tiny_architecture(vocab=258, qkv_bias=True, family="qwen2")
+    weights = write(tmp_path / "m.gguf", family=family, arch=arch)
+    model, tokenizer = load_model(tmp_path / "m.gguf")
+    direct = Model(arch, lambda name, layer: weights[name, layer])
+    assert torch.equal(logits(model), logits(direct))
+    assert (model.dtype, model.max_context, model.vocab_width) == (torch.float32, arch.max_context, 258)
+    assert tokenizer.encode("hi") == [104, 105]
+    assert tokenizer.eos_ids == {256}
+    assert tokenizer.encode_prompt("<|user|>hi<|end|>") == [257, 104, 105, 256]
+    assert tokenizer.encode("<|end|>") == list(b"<|end|>")
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K"])
+def test_every_type_reads_as_gguf_dequantises_it(kind, tmp_path):
+    """Random bytes as weights, with scales that are sane numbers."""
+    kind = gguf.GGMLQuantizationType[kind]
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    generator = np.random.default_rng(0)
+    raw = generator.integers(0, 256, (6, 512 // block * size), dtype=np.uint8)
+    if kind.name == "F32":
+        raw = generator.standard_normal((6, 512), dtype=np.float32).view(np.uint8)
+    elif kind.name == "F16":
+        raw = generator.standard_normal((6, 512)).astype(np.float16).view(np.uint8)
+    elif kind.name == "BF16":
+        raw = gguf.quantize(generator.standard_normal((6, 512), dtype=np.float32), kind).view(np.uint8)
+    else:
+        halves = {"Q8_0": [0], "Q4_0": [0], "Q5_0": [0], "Q4_1": [0, 2], "Q4_K": [0, 2], "Q6_K": [208]}[kind.name]
+        blocks = raw.reshape(-1, size)
+        for at in halves:
+            blocks[:, at : at + 2] = generator.standard_normal((len(blocks), 1)).astype(np.float16).view(np.uint8)
+    writer = gguf.GGUFWriter(str(tmp_path / "t.gguf"), "llama")
+    writer.add_tensor("t", raw, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = GgufFile(tmp_path / "t.gguf")
+    expected = gguf.dequantize(raw, kind)
+    got = file.read("t")
+    assert got.shape == (6, 512)
+    assert got.dtype == {"F16": torch.float16, "BF16": torch.bfloat16}.get(kind.name, torch.float32)
+    assert np.isfinite(expected).all()
+    assert np.array_equal(got.float().numpy(), expected.astype(np.float32))
+    file.close()
+
+
+def test_quantised_files_are_spread_out_and_plain_ones_kept(tmp_path):
+    matrices = {tensor_name(p): p for p in parameters(ARCH) if len(p.shape) > 1}
+    write(tmp_path / "q.gguf", types=dict.fromkeys(matrices, gguf.GGMLQuantizationType.Q8_0))
+    assert load_model(tmp_path / "q.gguf")[0].dtype == torch.float32
+    write(tmp_path / "h.gguf", types=dict.fromkeys(matrices, gguf.GGMLQuantizationType.BF16))
+    assert load_model(tmp_path / "h.gguf")[0].dtype == torch.bfloat16
+
+
+def test_without_output_matrix_the_embedding_is_it(tmp_path):
+    weights = write(tmp_path / "m.gguf", drop=("output.weight",))
+    model, _ = load_model(tmp_path / "m.gguf")
+    direct = Model(
+        tiny_architecture(vocab=258), lambda name, layer: weights["embed" if name == "head" else name, layer]
+    )
+    assert torch.equal(logits(model), logits(direct))
+
+
+def test_what_does_not_fit_is_refused_by_name(tmp_path):
+    """Case ml-15."""
+    path = tmp_path / "m.gguf"
+    write(path, rename={"token_embd.weight": "token_embd.weight.q"})
+    with pytest.raises(ModelError, match=r"missing token_embd\.weight; not used token_embd\.weight\.q"):
+        load_model(path)
+    write(path, extra=["foo.bias"])
+    with pytest.raises(ModelError, match=r"not used foo\.bias"):
+        load_model(path)
+    write(path, family="unknown-arch")
+    with pytest.raises(ModelError, match="'unknown-arch' is not known"):
+        load_model(path)
+    write(path, metadata={"llama.expert_count": 8})
+    with pytest.raises(ModelError, match=r"llama\.expert_count is set"):
+        load_model(path)
+
+
+def test_an_unknown_type_is_refused_by_name(tmp_path):
+    path = tmp_path / "m.gguf"
+    write(path)
+    data = path.read_bytes()
+    at = data.index(b"output_norm.weight") + len(b"output_norm.weight") + 4 + 8
+    path.write_bytes(data[:at] + (24).to_bytes(4, "little") + data[at + 4 :])  # type 24 is I8
+    with pytest.raises(ModelError, match=r"output_norm\.weight is stored as I8"):
+        load_model(path)
+
+
+def test_damaged_files_are_told_from_models(tmp_path):
+    path = tmp_path / "m.gguf"
+    write(path)
+    whole = path.read_bytes()
+    for damaged in (b"", b"GGUF", b"PK\x03\x04" + whole[4:], whole[:300], whole[:-1000]):
+        path.write_bytes(damaged)
+        with pytest.raises(ModelError, match="no usable GGUF file"):
+            load_model(path)

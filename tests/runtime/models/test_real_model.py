@@ -1,0 +1,59 @@
+"""SmolLM2-135M-Instruct out of its GGUF file. tests/runtime/test_real_model.py compares it with transformers."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from palmette.kernels.ragged import RaggedBatch, Segment  # noqa: E402
+from palmette.runtime.models.model import load_model  # noqa: E402
+from palmette.runtime.models.registry import resolve  # noqa: E402
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def ours():
+    return load_model(resolve("smollm2-135m"))
+
+
+def test_what_it_is(ours):
+    model, tokenizer = ours
+    assert (model.vocab_width, model.max_context, model.dtype) == (49152, 8192, torch.float32)
+    assert model.kv_bytes_per_token == 2 * 30 * 3 * 64 * 4
+    assert tokenizer.width == 49152
+    assert "30 layers" in model.arch.describe()
+
+
+def test_it_knows_its_capital_in_any_schedule(ours):
+    """Greedy, two prompts in one batch, whole and in chunks of 7, with the requests' slots interleaved."""
+    model, tokenizer = ours
+    prompts = [
+        tokenizer.encode_prompt("<|im_start|>user\nCapital of France?<|im_end|>\n<|im_start|>assistant\n"),
+        tokenizer.encode_prompt("One, two, three, four, five, six,"),
+    ]
+    texts = [greedy(model, prompts, chunk, new=6) for chunk in (1000, 7)]
+    assert texts[0] == texts[1]
+    france, numbers = (tokenizer.decode(tokens) for tokens in texts[0])
+    assert "Paris" in france
+    assert numbers.startswith(" seven")
+
+
+def greedy(model, prompts, chunk, new):
+    """The `new` greedy tokens that follow each prompt."""
+    count = len(prompts)
+    kv = model.new_kv(256)
+    tokens, done = [list(prompt) for prompt in prompts], [0] * count
+    while live := [i for i in range(count) if len(tokens[i]) < len(prompts[i]) + new]:
+        segments = []
+        for i in live:
+            end = min(len(tokens[i]), done[i] + chunk)
+            slots = [count * t + i for t in range(end)]
+            segments.append(Segment(tokens[i][done[i] : end], done[i], slots[: done[i]], slots[done[i] :]))
+            done[i] = end
+        logits = model.forward(RaggedBatch.of(segments), kv)
+        for row, i in enumerate(live):
+            if done[i] == len(tokens[i]):
+                tokens[i].append(int(logits[row].argmax()))
+    return [tokens[i][len(prompts[i]) :] for i in range(count)]
