@@ -1,0 +1,1 @@
+"""What runs programs: states, branches, batches, backends. asyncio inside."""

@@ -1,0 +1,208 @@
+"""`gen` and `select`: checked at the call, so that a wrong argument is an error where it stands."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from palmette.arguments import flag, integer, number, strings, unknown_keyword
+from palmette.errors import ConstraintError, suggestion
+from palmette.lang.nodes import SELECT_METHODS, Gen, Select, SelectMethod, Spec
+from palmette.lang.sampling import ALIASES, FIELDS, sampling
+from palmette.lang.types import OutputType, json_value, output_type
+
+_CONSTRAINTS = ("regex", "choices", "json_schema", "grammar", "type")
+_KEYWORDS = (*FIELDS, *ALIASES, *_CONSTRAINTS, "dtype", "choices_method", "whitespace", "token_healing")
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Iterable[str] | None = None,
+    stop_token_ids: Iterable[int] | None = None,
+    stop_regex: str | Iterable[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    repetition_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    seed: int | None = None,
+    ignore_eos: bool | None = None,
+    logprobs: int | None = None,
+    regex: str | None = None,
+    choices: Iterable[str] | None = None,
+    json_schema: Mapping[str, Any] | str | bool | None = None,
+    grammar: str | None = None,
+    type: Any = None,
+    whitespace: bool = False,
+    token_healing: bool | None = None,
+    **sglang: Any,
+) -> Gen | Select:
+    """Text that the model makes, kept as variable `name`.
+
+    A setting left at None is the run's (`program.run(..., temperature=0)`), else the default: 128 tokens, temperature
+    1.0, one sample. `n` above 1 makes the variable a list; the transcript goes on with its first. `logprobs=k` keeps
+    the log-probability of each token and the k best others.
+
+    At most one of `regex`, `choices`, `json_schema`, `grammar`, `type` says what the text must be; every other
+    argument holds beside it. `type` also parses: `state.value(name)`. `whitespace` lets JSON hold optional white space.
+
+    SGLang's `dtype`, `return_logprob`, `top_logprobs_num`, `max_new_tokens` and `choices_method` are understood; the
+    last makes it a `select`. Raises TypeError, ArgumentError or ConstraintError at once.
+    """
+    where = f"gen({name!r})" if name is not None else "gen()"
+    for keyword in sglang:
+        if keyword not in (*ALIASES, "dtype", "choices_method"):
+            raise unknown_keyword(where, keyword, _KEYWORDS)
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"gen takes the variable's name first, not {name!r}")
+    dtype = sglang.pop("dtype", None)
+    if dtype is not None:
+        if type is not None:
+            raise TypeError(f"{where}: type= and dtype= are one thing; give one of them")
+        type = dtype
+    method = sglang.pop("choices_method", None)
+    settings = {
+        "max_tokens": max_tokens,
+        "min_tokens": min_tokens,
+        "n": n,
+        "stop": stop,
+        "stop_token_ids": stop_token_ids,
+        "stop_regex": stop_regex,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty,
+        "repetition_penalty": repetition_penalty,
+        "logit_bias": logit_bias,
+        "seed": seed,
+        "ignore_eos": ignore_eos,
+        "logprobs": logprobs,
+        **sglang,
+    }
+    given = dict(zip(_CONSTRAINTS, (regex, choices, json_schema, grammar, type), strict=True))
+    names = [key for key, value in given.items() if value is not None]
+    if len(names) > 1:
+        both = " and ".join(f"{key}=" for key in names)
+        raise TypeError(f"{where}: {both} each say what the whole text must be; give one of them")
+    if method is not None:
+        return _select_of_gen(where, name, choices, method, settings)
+    kind = names[0] if names else None
+    typed = output_type(type) if kind == "type" else None
+    spec = _spec(where, kind, given[kind], typed, flag(where, "whitespace", whitespace)) if kind else None
+    if whitespace and (spec is None or spec.kind != "json_schema"):
+        raise TypeError(f"{where}: whitespace= is for JSON; give json_schema= or a type= that is written as JSON")
+    if token_healing is not None:
+        flag(where, "token_healing", token_healing)
+    return Gen(name, sampling(where, settings), spec, typed, token_healing)
+
+
+def select(
+    name: str | None = None,
+    choices: Iterable[str] | None = None,
+    *,
+    method: SelectMethod | None = None,
+    temperature: float = 0.0,
+    seed: int | None = None,
+    choices_method: SelectMethod | None = None,
+) -> Select:
+    """The choice that the model finds likeliest after the text so far, kept as variable `name`.
+
+    `method`: "probability" (default: of the choice as text), "token_length_normalized", "greedy_token_selection",
+    "unconditional_likelihood_normalized". `temperature` above 0 draws from the distribution instead.
+    `state.result(name)` has the probabilities and the share of all probability that the choices hold.
+    """
+    where = f"select({name!r})" if name is not None else "select()"
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"select takes the variable's name first, then the choices, not {name!r}")
+    if choices is None:
+        raise TypeError(f"{where} needs choices, a list of str")
+    if method is not None and choices_method is not None:
+        raise TypeError(f"{where}: method= and choices_method= are one thing; give one of them")
+    chosen = method if method is not None else choices_method
+    if chosen is None:
+        chosen = "probability"
+    if chosen not in SELECT_METHODS:
+        raise TypeError(f"{where}: method={chosen!r} is unknown; {suggestion(str(chosen), SELECT_METHODS)}")
+    options = strings(where, "choices", [choices] if isinstance(choices, str) else choices)
+    _refuse_empty(where, options)
+    if len(set(options)) < len(options):
+        twice = max(options, key=options.count)
+        raise ConstraintError(f"{where}: the choice {twice!r} occurs twice", hint="give each choice once")
+    heat = number(where, "temperature", temperature, low=0)
+    number_seed = None if seed is None else integer(where, "seed", seed, least=-(2**63))
+    return Select(name, options, chosen, heat, number_seed)
+
+
+def _select_of_gen(where: str, name: str | None, choices: Any, method: Any, settings: dict[str, Any]) -> Select:
+    if choices is None:
+        raise TypeError(f"{where}: choices_method= needs choices=")
+    asked = {key: value for key, value in settings.items() if value is not None}
+    temperature, seed = asked.pop("temperature", 0.0), asked.pop("seed", None)
+    if asked:
+        extra = ", ".join(f"{key}=" for key in asked)
+        raise TypeError(f"{where}: choices_method= scores the choices, which leaves {extra} without effect; remove it")
+    return select(name, choices, method=method, temperature=temperature, seed=seed)
+
+
+def _refuse_empty(where: str, options: tuple[str, ...]) -> None:
+    if not options:
+        raise ConstraintError(f"{where}: choices is empty", hint="give at least one choice")
+
+
+def _spec(where: str, kind: str, value: Any, typed: OutputType | None, whitespace: bool) -> Spec | None:
+    if typed is not None:
+        return None if typed.kind is None else Spec(typed.kind, typed.spec, whitespace)
+    if kind == "choices":
+        if isinstance(value, str):
+            raise TypeError(f"{where}: choices= takes a list of str, not one str")
+        options = strings(where, kind, value)
+        _refuse_empty(where, options)
+        return Spec("choices", tuple(dict.fromkeys(options)))
+    if kind == "json_schema":
+        return Spec("json_schema", _schema_text(where, value), whitespace)
+    if not isinstance(value, str):
+        raise TypeError(f"{where}: {kind}= takes a str, not {value!r}")
+    if kind == "regex":
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ConstraintError(
+                f"{where}: the regex {value!r} is malformed: {error.msg}",
+                pointer=f"@{error.pos or 0}",
+                hint="patterns are written as for Python's re.fullmatch",
+            ) from None
+        return Spec("regex", value)
+    if not value.strip():
+        raise ConstraintError(f"{where}: the grammar is empty", hint="a grammar needs at least a rule named start")
+    return Spec("grammar", value)
+
+
+def _schema_text(where: str, value: Any) -> str:
+    """The schema as compact JSON text, keys in the order that they were written: it decides the order of the output."""
+    if isinstance(value, str):
+        try:
+            value = json_value(value)
+        except ValueError as error:
+            raise ConstraintError(
+                f"{where}: json_schema= is no JSON: {error}", hint="give a dict, or a schema as JSON text"
+            ) from None
+    if not isinstance(value, Mapping | bool):
+        raise TypeError(f"{where}: json_schema= takes a dict or JSON text, not {value!r}; for a class use type=")
+    try:
+        plain = value if isinstance(value, bool) else dict(value)
+        return json.dumps(plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConstraintError(
+            f"{where}: the schema cannot be written as JSON: {error}", hint="plain data only"
+        ) from None
