@@ -1,0 +1,254 @@
+"""From a constraint as data to matchers over a vocabulary: checked, compiled once, kept in a bounded cache."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import count
+from threading import Lock
+from time import monotonic
+
+import llguidance
+
+from palmette.errors import ConstraintError
+from palmette.runtime.constraints import json_schema, llg
+from palmette.runtime.constraints.automaton import TrieAutomaton
+from palmette.runtime.constraints.automaton_matcher import AutomatonConstraint, RowCache
+from palmette.runtime.constraints.determinize import TooLarge, build
+from palmette.runtime.constraints.matcher import CompiledConstraint
+from palmette.runtime.constraints.regex_language import Language, read_regex
+from palmette.runtime.constraints.regex_rust import rust_regex
+from palmette.runtime.constraints.vocabulary import Vocabulary
+from palmette.runtime.protocol import Constraint
+
+_FAILURE_BYTES = 4096  # what a kept failure is counted as
+_MAX_STATES = 20_000
+
+
+class Expired(ConstraintError):
+    """Compiling took longer than the compiler's limit. Not kept: the next try may find an idle machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompilerStats:
+    """Counts since the compiler was made; nbytes: memory now. seconds: spent compiling."""
+
+    hits: int = 0
+    misses: int = 0
+    failures: int = 0
+    evicted: int = 0
+    entries: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+def _options(constraint: Constraint) -> tuple[str, ...]:
+    options = constraint.spec
+    if isinstance(options, str) or not all(isinstance(o, str) for o in options):
+        raise ConstraintError(
+            "the choices must be a list of strings", hint='give a list of strings, as in ["yes", "no"]'
+        )
+    if not options:
+        raise ConstraintError("there are no choices to choose from", hint="give at least one string")
+    for i, option in enumerate(options):
+        try:
+            option.encode()
+        except UnicodeEncodeError as error:
+            raise ConstraintError(
+                f"choice {i} holds a lone surrogate, which no UTF-8 text has",
+                pointer=f"/{i}",
+                hint="give the character itself, not half of its UTF-16 pair",
+            ) from error
+    return tuple(options)
+
+
+def _text(constraint: Constraint) -> str:
+    if not isinstance(constraint.spec, str):
+        raise ConstraintError(
+            f"a {constraint.kind} constraint must be a string, not {type(constraint.spec).__name__}",
+            hint="give the text itself",
+        )
+    return constraint.spec
+
+
+def _llguidance_grammar(constraint: Constraint) -> str:
+    """The grammar of a `json_schema` or `grammar` constraint, in llguidance's own form."""
+    if constraint.kind == "json_schema":
+        return json_schema.grammar(json_schema.read(_text(constraint)), whitespace=constraint.whitespace)
+    text = _text(constraint)
+    if not text.strip():
+        raise ConstraintError("the grammar is empty", hint='give a Lark grammar with a rule named "start"')
+    return llguidance.LLMatcher.grammar_from_lark(text)
+
+
+def _refuse(constraint: Constraint, message: str) -> ConstraintError:
+    """llguidance's refusal in our words."""
+    if constraint.kind == "json_schema":
+        return json_schema.refusal(message, _text(constraint))
+    where = message.split(":", 1)[0] if message.startswith("at ") else ""
+    return ConstraintError(
+        f"the {constraint.kind} was refused: {message.strip()}",
+        pointer=_position(where, _text(constraint)) if where else "",
+        hint="grammars are written in llguidance's dialect of Lark, with a rule named start"
+        if constraint.kind == "grammar"
+        else "a smaller pattern may pass",
+    )
+
+
+def _position(where: str, text: str) -> str:
+    """ "at LINE(COLUMN)" as "@OFFSET"."""
+    line, _, column = where.removeprefix("at ").partition("(")
+    number = column.rstrip(")")
+    if not line.isdigit() or not number.isdigit():
+        return ""
+    lines = text.split("\n")
+    return f"@{sum(len(before) + 1 for before in lines[: int(line) - 1]) + int(number) - 1}"
+
+
+def validate(constraint: Constraint) -> None:
+    """All checks that need no vocabulary, so that a wrong constraint is told of before anything is sent.
+    ConstraintError with a pointer and a hint."""
+    if constraint.kind == "choices":
+        _options(constraint)
+    elif constraint.kind == "regex":
+        read_regex(_text(constraint))
+    elif constraint.kind in ("json_schema", "grammar"):
+        wrong, messages = llguidance.LLMatcher.validate_grammar_with_warnings(_llguidance_grammar(constraint))
+        if wrong:
+            raise _refuse(constraint, messages[0])
+    else:
+        raise ConstraintError(
+            f"unknown kind of constraint {constraint.kind!r}", hint="known are: regex, choices, json_schema, grammar"
+        )
+
+
+class ConstraintCompiler:
+    """Compiles constraints for one vocabulary. Thread safe; called from worker threads, never in the engine's loop.
+
+    Equal constraints that are asked for at once are compiled once; what was compiled is kept, least recently used out
+    first, within `cache_bytes` (half of it for grammars, half for mask rows). Failures are kept too.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, cache_bytes: int = 256 << 20, timeout: float = 5.0) -> None:
+        """timeout: seconds that one compilation of a regex may take; grammars are bound by llguidance's own limits."""
+        self.vocabulary = vocabulary
+        self._timeout = timeout
+        self._limit = cache_bytes // 2
+        self._rows = RowCache(cache_bytes - self._limit)
+        self._numbers = count()
+        self._lock = Lock()
+        self._tokenizer_lock = Lock()
+        self._tokenizer: llguidance.LLTokenizer | None = None
+        self._kept: OrderedDict[Constraint, Future[CompiledConstraint]] = OrderedDict()
+        self._sizes: dict[Constraint, int] = {}
+        self._nbytes = 0
+        self._hits = self._misses = self._failures = self._evicted = 0
+        self._seconds = 0.0
+
+    @property
+    def stats(self) -> CompilerStats:
+        with self._lock:
+            return CompilerStats(
+                self._hits,
+                self._misses,
+                self._failures,
+                self._evicted,
+                len(self._kept),
+                self._nbytes + self._rows.nbytes,
+                self._seconds,
+            )
+
+    def compile(self, constraint: Constraint) -> CompiledConstraint:
+        """ConstraintError, with pointer and hint, when it is malformed or cannot be enforced exactly."""
+        with self._lock:
+            future = self._kept.get(constraint)
+            if future is not None:
+                self._kept.move_to_end(constraint)
+                self._hits += 1
+            else:
+                mine: Future[CompiledConstraint] = Future()
+                self._kept[constraint] = mine
+                self._misses += 1
+        if future is not None:
+            error = future.exception()
+            if isinstance(error, ConstraintError):
+                # Each caller gets its own: an exception carries the traceback of where it was raised.
+                raise type(error)(error.message, pointer=error.pointer, hint=error.hint) from error
+            return future.result()
+        begun = monotonic()
+        try:
+            compiled = self._compile(constraint, begun + self._timeout)
+        except BaseException as error:
+            self._settle(constraint, _FAILURE_BYTES, monotonic() - begun, failed=True)
+            if not isinstance(error, ConstraintError) or isinstance(error, Expired):
+                self._forget(constraint)
+            mine.set_exception(error)
+            raise
+        self._settle(constraint, compiled.nbytes, monotonic() - begun, failed=False)
+        mine.set_result(compiled)
+        return compiled
+
+    def _settle(self, constraint: Constraint, nbytes: int, seconds: float, *, failed: bool) -> None:
+        spec = constraint.spec if isinstance(constraint.spec, tuple) else (constraint.spec,)
+        nbytes += sum(len(part) for part in spec if isinstance(part, str))
+        with self._lock:
+            self._seconds += seconds
+            self._failures += failed
+            self._sizes[constraint] = nbytes
+            self._nbytes += nbytes
+            # What is still being compiled has no size yet, and stays.
+            for old in [k for k in self._kept if k in self._sizes and k != constraint]:
+                if self._nbytes <= self._limit:
+                    break
+                self._remove(old)
+                self._evicted += 1
+
+    def _forget(self, constraint: Constraint) -> None:
+        with self._lock:
+            self._remove(constraint)
+
+    def _remove(self, constraint: Constraint) -> None:
+        future = self._kept.pop(constraint)
+        self._nbytes -= self._sizes.pop(constraint)
+        if future.done() and future.exception() is None and isinstance(gone := future.result(), AutomatonConstraint):
+            self._rows.drop(gone.number)
+
+    def _compile(self, constraint: Constraint, deadline: float) -> CompiledConstraint:
+        if constraint.kind == "choices":
+            automaton = TrieAutomaton([option.encode() for option in _options(constraint)])
+            return AutomatonConstraint(automaton, self.vocabulary, self._rows, next(self._numbers))
+        if constraint.kind == "regex":
+            return self._regex(constraint, read_regex(_text(constraint)), deadline)
+        if constraint.kind in ("json_schema", "grammar"):
+            return self._llguidance(constraint, _llguidance_grammar(constraint))
+        validate(constraint)
+        raise AssertionError(constraint.kind)
+
+    def _regex(self, constraint: Constraint, language: Language, deadline: float) -> CompiledConstraint:
+        rust = rust_regex(language)
+        if rust is None or not language.wide_repeats:
+            try:
+                automaton = build(language, max_states=_MAX_STATES, deadline=deadline)
+                return AutomatonConstraint(automaton, self.vocabulary, self._rows, next(self._numbers))
+            except ValueError as error:
+                raise ConstraintError(
+                    "no text matches the regex", hint="its look-aheads contradict the rest"
+                ) from error
+            except TooLarge as error:
+                if rust is None:
+                    kind = Expired if error.expired else ConstraintError
+                    raise kind(
+                        f"the regex needs more than {error.limit}",
+                        hint="shorten its counted repeats, or leave out look-aheads and word boundaries",
+                    ) from error
+        return self._llguidance(constraint, llguidance.LLMatcher.grammar_from_regex(rust))
+
+    def _llguidance(self, constraint: Constraint, grammar: str) -> CompiledConstraint:
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                self._tokenizer = llg.tokenizer(self.vocabulary)
+        root = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=llg.limits())
+        if root.is_error():
+            raise _refuse(constraint, root.get_error())
+        return llg.LlgConstraint(root, grammar, self.vocabulary)

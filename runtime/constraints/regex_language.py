@@ -1,0 +1,293 @@
+r"""What a pattern says of a whole text, without its assertions.
+
+`^ $ \A \Z` at the ends say nothing of a whole text. A look-ahead or `\b` at the start, and `\b` at the end, speak of
+the whole text too, and become conditions beside the body: `(?=A)B` is "B, and A with anything after it". A group that
+begins or ends with such a thing is multiplied out: `(^a|b)c` is `^ac|bc`. What then remains inside is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from palmette.errors import ConstraintError
+from palmette.runtime.constraints.charset import ALL, NEWLINE, CharSet, Reading, intersection, shorthand, size, union
+from palmette.runtime.constraints.regex_syntax import (
+    Alt,
+    Assertion,
+    Atomic,
+    Chars,
+    Node,
+    Repeat,
+    Seq,
+    parse,
+    refused,
+)
+
+_MOST_BRANCHES = 1000
+# From so many repeats of so large a class on, each state has its own mask with most of the vocabulary in it.
+_WIDE_COUNT = 32
+_WIDE_CLASS = 48
+
+ANYTHING = Repeat(Chars(ALL), 0, None, "", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """The whole text is (holds) or is not (not holds) in `language`."""
+
+    language: Language
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """The texts of `body` that meet all the conditions. `body` holds no assertions and no atomic parts."""
+
+    body: Node
+    conditions: tuple[Condition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """The union of the branches; `wide_repeats`: a table of it would have many states with wide masks."""
+
+    branches: tuple[Branch, ...]
+    wide_repeats: bool = False
+
+
+def read_regex(pattern: str) -> Language:
+    """The texts that `re.fullmatch(pattern, text, re.ASCII)` takes. ConstraintError at once when it is no pattern, or
+    not one that can be enforced."""
+    return _read(pattern, Reading.ASCII, "whole")
+
+
+def read_search(pattern: str, reading: Reading) -> Language:
+    """The texts in which the pattern is found, as JSON Schema asks; `$` is the very end."""
+    return _read(pattern, reading, "search")
+
+
+def _read(pattern: str, reading: Reading, mode: str) -> Language:
+    _check(pattern)
+    try:
+        language = _language(parse(pattern, reading), mode)
+    except RecursionError:
+        raise ConstraintError("the regex is nested too deeply", hint="use fewer groups inside groups") from None
+    if all(_never(branch.body) for branch in language.branches):
+        raise ConstraintError("no text matches the regex", hint="check its anchors and empty classes")
+    return language
+
+
+def _check(pattern: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of set operations to come; `[a-z--x]` is literal as yet
+        try:
+            try:
+                re.compile(pattern, re.ASCII)
+            except ValueError as error:
+                if "incompatible" not in str(error):
+                    raise
+                re.compile(pattern)  # it says (?u)
+        except re.error as error:
+            at = error.pos if error.pos is not None else 0
+            raise ConstraintError(
+                f"not a valid regex: {error.msg}",
+                pointer=f"@{at}",
+                hint=r"\p{...} is not part of Python's re: give the ranges, as in [\u0370-\u03ff]"
+                if pattern[at : at + 2] in (r"\p", r"\P")
+                else "the syntax is that of Python's re module",
+            ) from error
+        except (OverflowError, RecursionError, ValueError) as error:
+            raise ConstraintError(
+                f"not a usable regex: {error}", hint="the syntax is that of Python's re module"
+            ) from error
+
+
+def _language(node: Node, mode: str) -> Language:
+    """mode: "whole", "search", or "ahead" for the body of a look-ahead, which matches at the start of the text."""
+    branches: list[Branch] = []
+    todo: list[list[Node]] = [[node]]
+    while todo:
+        items = _splice(todo.pop())
+        split = _multiply_out(items)
+        if split is None:
+            branches.append(_branch(items, mode))
+        else:
+            todo += reversed(split)
+        if len(branches) + len(todo) > _MOST_BRANCHES:
+            raise ConstraintError("the regex has too many anchors inside alternatives", hint="anchor the whole pattern")
+    bodies = [branch.body for branch in branches]
+    return Language(tuple(branches), any(_wide(body, 1) for body in bodies))
+
+
+def _splice(items: Sequence[Node]) -> list[Node]:
+    out: list[Node] = []
+    for item in items:
+        out += _splice(item.items) if isinstance(item, Seq) else [item]
+    return out
+
+
+def _multiply_out(items: list[Node]) -> list[list[Node]] | None:
+    """The alternatives of the first or last item that has an assertion at the edge, each with the other items."""
+    inner = [i for i, item in enumerate(items) if not isinstance(item, Assertion)]
+    for i in dict.fromkeys(inner[:1] + inner[-1:]):
+        item = items[i]
+        if not _asserts(item):
+            continue
+        if isinstance(item, Alt):
+            return [[*items[:i], option, *items[i + 1 :]] for option in item.options]
+        if isinstance(item, Repeat) and item.most == 1 and item.mark != "+":
+            return [
+                [*items[:i], item.body, *items[i + 1 :]],
+                *([[*items[:i], *items[i + 1 :]]] if item.least == 0 else []),
+            ]
+    return None
+
+
+def _asserts(node: Node) -> bool:
+    return _first_assertion(node) is not None
+
+
+def _first_assertion(node: Node) -> Assertion | None:
+    if isinstance(node, Assertion):
+        return node
+    parts: tuple[Node, ...] = ()
+    if isinstance(node, Seq):
+        parts = node.items
+    elif isinstance(node, Alt):
+        parts = node.options
+    elif isinstance(node, Repeat | Atomic):
+        parts = (node.body,)
+    return next((found for part in parts if (found := _first_assertion(part)) is not None), None)
+
+
+def _branch(items: list[Node], mode: str) -> Branch:
+    conditions: list[Condition] = []
+    at_start, end = False, ""
+    word = Chars(shorthand("w", Reading.ASCII))
+    items = list(items)
+    while items and isinstance(first := items[0], Assertion) and first.kind in ("^", "(?=", "(?!", r"\b"):
+        # Where only end marks are left, \b and look-aheads would speak of the end: those stay, and are refused.
+        if first.kind == "^":
+            at_start = True
+        elif all(isinstance(item, Assertion) for item in items):
+            break
+        elif mode == "search" and not at_start:
+            raise _misplaced(first)
+        elif first.kind == r"\b":
+            conditions.append(Condition(Language((Branch(Seq((word, ANYTHING))),)), True))
+        else:
+            assert first.body is not None
+            conditions.append(Condition(_language(first.body, "ahead"), first.kind == "(?="))
+        del items[0]
+    while items and isinstance(last := items[-1], Assertion) and last.kind in ("$", r"\Z", r"\b"):
+        if last.kind == r"\b":
+            if (not end and mode != "whole") or all(isinstance(item, Assertion) for item in items):
+                raise _misplaced(last)
+            conditions.append(Condition(Language((Branch(Seq((ANYTHING, word))),)), True))
+        else:
+            end = r"\Z" if r"\Z" in (end, last.kind) else "$"
+        items.pop()
+    for item in items:
+        if (found := _first_assertion(item)) is not None:
+            raise _misplaced(found)
+    body = _settle(Seq(tuple(items)), ())
+    if mode == "search" and conditions:
+        raise ConstraintError(
+            "a look-ahead or word boundary in a pattern that is searched for cannot be enforced",
+            hint="leave it out, or use a regex constraint",
+        )
+    if mode == "search" and not at_start:
+        body = Seq((ANYTHING, body))
+    if mode != "whole" and not end:
+        body = Seq((body, ANYTHING))
+    if mode == "ahead" and end == "$":
+        body = Seq((body, Repeat(Chars(NEWLINE), 0, 1, "", 0)))
+    return Branch(body, tuple(conditions))
+
+
+def _misplaced(assertion: Assertion) -> ConstraintError:
+    names = {"^": "an anchor", "$": "an anchor", r"\Z": "an anchor", "(?=": "a look-ahead", "(?!": "a look-ahead"}
+    name = names.get(assertion.kind, "a word boundary")
+    return refused(f"{name} inside the pattern", assertion.at, "move it to the start or end of the pattern")
+
+
+def nullable(node: Node) -> bool:
+    """Whether the empty text is among the node's."""
+    if isinstance(node, Chars):
+        return False
+    if isinstance(node, Seq):
+        return all(map(nullable, node.items))
+    if isinstance(node, Alt):
+        return any(map(nullable, node.options))
+    if isinstance(node, Repeat):
+        return node.least == 0 or nullable(node.body)
+    assert isinstance(node, Atomic)
+    return nullable(node.body)
+
+
+def _firsts(node: Node) -> CharSet:
+    """The characters that a text of the node can begin with."""
+    if isinstance(node, Chars):
+        return node.chars
+    if isinstance(node, Alt):
+        return union(*map(_firsts, node.options))
+    if isinstance(node, Seq):
+        found: list[CharSet] = []
+        for item in node.items:
+            found.append(_firsts(item))
+            if not nullable(item):
+                break
+        return union(*found)
+    assert isinstance(node, Repeat | Atomic)
+    return () if isinstance(node, Repeat) and node.most == 0 else _firsts(node.body)
+
+
+def _settle(node: Node, follow: CharSet) -> Node:
+    """The node without possessive and atomic parts, where leaving that out changes nothing; follow: the characters
+    that can come after it. A run of one class gives nothing back if what follows cannot begin with that class."""
+    if isinstance(node, Atomic):
+        body = node.body
+        if isinstance(body, Repeat) and isinstance(body.body, Chars) and body.mark != "?":
+            return _settle(Repeat(body.body, body.least, body.most, "+", node.at), follow)
+        if isinstance(body, Chars) or (isinstance(body, Seq) and all(isinstance(i, Chars) for i in body.items)):
+            return body
+        raise refused("an atomic group", node.at, "use a plain group if the rest of the pattern allows it")
+    if isinstance(node, Repeat):
+        if node.mark == "+" and not (isinstance(node.body, Chars) and not intersection(node.body.chars, follow)):
+            raise refused("a possessive repeat here", node.at, "leave out the '+' behind the repeat")
+        again = union(follow, _firsts(node.body)) if node.most is None or node.most > 1 else follow
+        return Repeat(_settle(node.body, again), node.least, node.most, "", node.at)
+    if isinstance(node, Alt):
+        return Alt(tuple(_settle(option, follow) for option in node.options))
+    if isinstance(node, Seq):
+        out: list[Node] = []
+        for item in reversed(node.items):
+            out.append(_settle(item, follow))
+            follow = union(_firsts(item), follow) if nullable(item) else _firsts(item)
+        return Seq(tuple(reversed(out)))
+    return node
+
+
+def _never(node: Node) -> bool:
+    """Whether the node has no text at all."""
+    if isinstance(node, Chars):
+        return not node.chars
+    if isinstance(node, Seq):
+        return any(map(_never, node.items))
+    if isinstance(node, Alt):
+        return all(map(_never, node.options))
+    return isinstance(node, Repeat) and node.least > 0 and _never(node.body)
+
+
+def _wide(node: Node, times: int) -> bool:
+    if isinstance(node, Chars):
+        return times >= _WIDE_COUNT and size(node.chars) >= _WIDE_CLASS
+    if isinstance(node, Seq):
+        return any(_wide(item, times) for item in node.items)
+    if isinstance(node, Alt):
+        return any(_wide(option, times) for option in node.options)
+    assert isinstance(node, Repeat)
+    return _wide(node.body, times * max(node.least, node.most or 1, 1))

@@ -1,0 +1,384 @@
+"""`Engine`: a model and its runtime inside this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import weakref
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from palmette.errors import CapabilityError, PalmetteError, suggestion
+from palmette.runtime import options
+from palmette.runtime.core import EngineCore
+from palmette.runtime.intake import Intake
+from palmette.runtime.loop import EngineLoop, closed_error
+from palmette.runtime.models.model import Model, load_model
+from palmette.runtime.models.registry import resolve
+from palmette.runtime.prompt import prompt_tokens, prompts_of
+from palmette.runtime.protocol import (
+    Capabilities,
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Output,
+    SamplingParams,
+    ScoreRequest,
+    ScoreResult,
+    Usage,
+)
+from palmette.runtime.request import Group
+from palmette.runtime.scheduler import POLICIES
+from palmette.runtime.tokenizer import Tokenizer
+
+# The KV cache takes at most this share of the machine's memory unless the caller says how large it is.
+_KV_SHARE = 0.25
+_KV_TOKENS = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a streamed answer. The last one of a sample has `finish_reason`, `usage` and the whole `output`."""
+
+    text: str
+    tokens: tuple[int, ...] = ()
+    index: int = 0
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    output: Output | None = None
+
+
+class Engine:
+    """A model in this process, with prefix cache, continuous batching and constrained decoding.
+
+    model: a name that palmette knows ("smollm2-135m"), a folder, a .gguf file, or a hub id. dtype: "fp32", "bf16",
+    "fp16"; None: as stored (quantised weights compute in fp32). kv_tokens: size of the KV cache in tokens.
+    max_running: requests in progress at once; max_step_tokens: tokens that one step computes (prefill chunks are cut
+    to it). cache: keep prefixes for later requests. policy: "lpm" (longest cached prefix first) or "fcfs". threads:
+    CPU threads, for the whole process. seed: what requests without a seed derive theirs from.
+
+    An engine is a backend for programs, and can be used by itself: `generate`, `agenerate`, `score`.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        quantization: str | None = None,
+        kv_tokens: int | None = None,
+        max_running: int = 64,
+        max_step_tokens: int = 512,
+        cache: bool = True,
+        cache_dir: str | Path | None = None,
+        policy: str = "lpm",
+        threads: int | None = None,
+        deterministic: bool | None = None,
+        seed: int = 0,
+    ) -> None:
+        _check_settings(kv_tokens, max_running, max_step_tokens, policy, threads)
+        _refuse_later(cache_dir=cache_dir, quantization=quantization, deterministic=deterministic)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        loaded, tokenizer = load_model(resolve(model), dtype=dtype, device=device)
+        self._start(loaded, tokenizer, kv_tokens, max_running, max_step_tokens, cache, policy, seed)
+
+    @classmethod
+    def from_model(
+        cls,
+        model: Model,
+        tokenizer: Tokenizer,
+        *,
+        kv_tokens: int | None = None,
+        max_running: int = 64,
+        max_step_tokens: int = 512,
+        cache: bool = True,
+        policy: str = "lpm",
+        seed: int = 0,
+    ) -> Engine:
+        """An engine around a model that is loaded already."""
+        _check_settings(kv_tokens, max_running, max_step_tokens, policy, None)
+        engine = cls.__new__(cls)
+        engine._start(model, tokenizer, kv_tokens, max_running, max_step_tokens, cache, policy, seed)
+        return engine
+
+    def _start(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        kv_tokens: int | None,
+        max_running: int,
+        max_step_tokens: int,
+        cache: bool,
+        policy: str,
+        seed: int,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.kv_tokens = kv_tokens or _default_kv_tokens(model)
+        core = EngineCore(
+            model,
+            token_count=tokenizer.n_tokens,
+            kv_tokens=self.kv_tokens,
+            max_running=max_running,
+            max_step_tokens=max_step_tokens,
+            policy=policy,
+            cache=cache,
+        )
+        self._loop = EngineLoop(core)
+        self._intake = Intake(model, tokenizer, self._loop, kv_tokens=self.kv_tokens, seed=seed)
+        # Not a bound method of self: the engine must stay collectable.
+        self._finalizer = weakref.finalize(self, self._intake.close)
+
+    # -- as a backend of programs (protocol.Backend) -----------------------------------------------------------------
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(name="engine")
+
+    @property
+    def codec(self) -> Tokenizer:
+        return self.tokenizer
+
+    async def submit(self, request: GenerateRequest) -> AsyncIterator[Event]:
+        """Deltas (if the request streams), then one terminal event. Closing the iterator cancels the request."""
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        group = self._intake.generate(request, partial(_post, loop, events))
+        try:
+            while True:
+                event = await events.get()
+                yield event
+                if not isinstance(event, Delta):
+                    return
+        finally:
+            self._intake.cancel(group)
+
+    async def score_async(self, request: ScoreRequest) -> ScoreResult:
+        """Score the request's choices."""
+        future, jobs = self._intake.score(request)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            self._intake.cancel_jobs(jobs)
+            raise
+
+    # -- by itself ---------------------------------------------------------------------------------------------------
+
+    def generate(
+        self, prompt: Any, params: SamplingParams | None = None, *, stream: bool = False, **keywords: Any
+    ) -> Any:
+        """Continue a prompt: text, token ids, chat messages, or a list of any of these (run as one batch).
+
+        Keywords are the fields of SamplingParams and one constraint (regex=, choices=, json_schema=, grammar=).
+        Returns an Output; a list of Outputs for a list of prompts or for n > 1; with stream=True (one prompt) an
+        iterator of Chunks. A text prompt may spell control tokens; the contents of messages never can.
+        """
+        prompts, many = prompts_of(prompt)
+        requests = [self._request(each, params, keywords, stream) for each in prompts]
+        if stream:
+            if many:
+                raise TypeError("stream=True takes one prompt, not a list")
+            return self._stream(requests[0])
+        events: list[queue.SimpleQueue[Event]] = [queue.SimpleQueue() for _ in requests]
+        groups: list[Group] = []
+        try:
+            for request, box in zip(requests, events, strict=True):
+                groups.append(self._intake.generate(request, box.put))
+            results = [_outputs(box.get()) for box in events]
+        except BaseException:
+            for group in groups:
+                self._intake.cancel(group)
+            raise
+        return results if many else results[0]
+
+    async def agenerate(
+        self, prompt: Any, params: SamplingParams | None = None, *, stream: bool = False, **keywords: Any
+    ) -> Any:
+        """The same as `generate`, to be awaited; with stream=True the awaited value is an async iterator."""
+        prompts, many = prompts_of(prompt)
+        requests = [self._request(each, params, keywords, stream) for each in prompts]
+        if stream:
+            if many:
+                raise TypeError("stream=True takes one prompt, not a list")
+            return self._astream(requests[0])
+        results = await asyncio.gather(*(self._one(request) for request in requests))
+        return results if many else results[0]
+
+    def score(
+        self,
+        prompt: Any,
+        choices: Sequence[str],
+        *,
+        method: str = "probability",
+        temperature: float = 0.0,
+        seed: int | None = None,
+        namespace: str = "",
+    ) -> ScoreResult:
+        """Which of `choices` continues the prompt (text, token ids or messages), and the distribution over them."""
+        prompts, many = prompts_of(prompt)
+        if many:
+            raise TypeError("score takes one prompt, not a list")
+        request = ScoreRequest(
+            prompt_tokens(self.tokenizer, prompts[0]),
+            tuple(choices),
+            method,  # type: ignore[arg-type]
+            temperature,
+            seed,
+            namespace,
+        )
+        future, jobs = self._intake.score(request)
+        try:
+            return future.result()
+        except BaseException:
+            self._intake.cancel_jobs(jobs)
+            raise
+
+    def flush_cache(self) -> int:
+        """Forget every cached prefix that no request is using; the number of tokens freed."""
+        return self._loop.call(lambda core: core.cache.clear())
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start, and how the KV cache is filled now (tokens)."""
+
+        def read(core: EngineCore) -> dict[str, Any]:
+            cache = core.cache
+            return {
+                **asdict(core.counters),
+                "running": len(core.scheduler.running),
+                "waiting": len(core.scheduler.waiting),
+                "kv_tokens": cache.pool.size,
+                "kv_free": cache.pool.free,
+                "kv_cached": cache.cached,
+                "kv_evictable": cache.evictable,
+                "cache": cache.stats._asdict(),
+            }
+
+        return self._loop.call(read)
+
+    def check_integrity(self) -> list[str]:
+        """Faults of the KV bookkeeping, in words; [] when all is sound."""
+        return self._loop.call(lambda core: core.check_integrity())
+
+    def snapshot(self) -> Any:
+        """The prefix tree as plain data (radix_cache.view.TreeView)."""
+        return self._loop.call(lambda core: core.cache.snapshot())
+
+    def close(self) -> None:
+        """Cancel what is in flight and free the model. The engine cannot be used afterwards."""
+        self._finalizer()
+
+    @property
+    def is_open(self) -> bool:
+        return self._loop.is_open
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _request(
+        self, prompt: Any, params: SamplingParams | None, keywords: Mapping[str, Any], stream: bool
+    ) -> GenerateRequest:
+        namespace = keywords.get("namespace", "")
+        rest = {name: value for name, value in keywords.items() if name != "namespace"}
+        return GenerateRequest(
+            prompt_tokens(self.tokenizer, prompt),
+            options.sampling_params(params, rest),
+            options.constraint(rest),
+            namespace,
+            stream=stream,
+        )
+
+    def _stream(self, request: GenerateRequest) -> Iterator[Chunk]:
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        group = self._intake.generate(request, events.put)
+        try:
+            while True:
+                event = events.get()
+                yield from _chunks(event)
+                if not isinstance(event, Delta):
+                    return
+        finally:
+            self._intake.cancel(group)
+
+    async def _astream(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        async for event in self.submit(request):
+            for chunk in _chunks(event):
+                yield chunk
+
+    async def _one(self, request: GenerateRequest) -> Output | list[Output]:
+        async for event in self.submit(request):
+            if not isinstance(event, Delta):
+                return _outputs(event)
+        raise closed_error()
+
+
+def _check_settings(
+    kv_tokens: int | None, max_running: int, max_step_tokens: int, policy: str, threads: int | None
+) -> None:
+    for name, value in (
+        ("kv_tokens", kv_tokens),
+        ("max_running", max_running),
+        ("max_step_tokens", max_step_tokens),
+        ("threads", threads),
+    ):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise PalmetteError(f"{name} is {value!r}", hint=f"{name} must be a whole number of at least 1")
+    if policy not in POLICIES:
+        raise PalmetteError(f"there is no policy {policy!r}", hint=suggestion(policy, POLICIES))
+
+
+def _refuse_later(*, cache_dir: str | Path | None, quantization: str | None, deterministic: bool | None) -> None:
+    """Settings that API.md names and this version does not have yet: refused, not ignored."""
+    if cache_dir is not None:
+        raise CapabilityError("the engine keeps no cache on disk yet", hint="leave cache_dir out")
+    if quantization is not None:
+        raise CapabilityError(
+            "the engine does not quantise weights yet", hint="leave quantization out: weights are used as stored"
+        )
+    if deterministic:
+        raise CapabilityError(
+            "the engine cannot promise bit-identical tokens in every batch yet", hint="leave deterministic out"
+        )
+
+
+def _default_kv_tokens(model: Model) -> int:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1024, min(_KV_TOKENS, int(memory * _KV_SHARE) // model.kv_bytes_per_token))
+
+
+def _post(loop: asyncio.AbstractEventLoop, events: asyncio.Queue[Event], event: Event) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(events.put_nowait, event)
+
+
+def _outputs(event: Event) -> Output | list[Output]:
+    """What a terminal event stands for: the sample, the samples where there are several; raises its error."""
+    if isinstance(event, Failed):
+        raise event.error
+    assert isinstance(event, Finished)
+    return event.outputs[0] if len(event.outputs) == 1 else list(event.outputs)
+
+
+def _chunks(event: Event) -> Iterator[Chunk]:
+    if isinstance(event, Delta):
+        yield Chunk(event.text, event.tokens, event.index)
+    elif isinstance(event, Failed):
+        raise event.error
+    else:
+        for output in event.outputs:
+            yield Chunk("", (), output.index, output.finish_reason, output.usage, output)

@@ -1,0 +1,93 @@
+"""The thread that an in-process engine runs in: commands in, steps while there is work."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from palmette.errors import BackendError
+from palmette.runtime.core import EngineCore
+from palmette.runtime.request import Job
+
+T = TypeVar("T")
+
+
+class EngineLoop:
+    """Owns an EngineCore; everything that touches it is done by this loop's thread, in between steps."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._open = True
+        self._thread = threading.Thread(target=self._run, name="palmette-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
+    def add(self, job: Job) -> None:
+        """Hand a job over. It is answered by its own callbacks, also where the engine closes before it begins."""
+        self._inbox.put(lambda: self._core.add(job))
+
+    def wake(self) -> None:
+        """Have the loop look at cancelled jobs now."""
+        self._inbox.put(lambda: None)
+
+    def call(self, function: Callable[[EngineCore], T]) -> T:
+        """Run `function` between two steps and return what it returns."""
+        if not self._open:
+            raise closed_error()
+        future: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(function(self._core))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._inbox.put(work)
+        return future.result()
+
+    def close(self) -> None:
+        """End what is in flight as cancelled and stop the thread. Idempotent."""
+        if self._open:
+            self._open = False
+            self._inbox.put(lambda: None)
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
+
+    def _run(self) -> None:
+        while self._open:
+            if not self._core.busy:
+                self._inbox.get()()
+            self._drain()
+            if self._core.busy and self._open:
+                self._step()
+        self._drain()
+        self._core.close()
+
+    def _step(self) -> None:
+        try:
+            self._core.step()
+        except Exception as error:
+            # The bookkeeping itself broke. Nobody may be left waiting, and no later request may build on it.
+            failure = BackendError(f"the engine broke down: {error!r}", hint="make a new Engine; please report this")
+            failure.__cause__ = error
+            self._open = False
+            self._core.fail_all(failure)
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                command = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            command()
+
+
+def closed_error() -> BackendError:
+    return BackendError("the engine is closed", hint="make a new Engine, or close it later")

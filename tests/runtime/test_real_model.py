@@ -1,0 +1,170 @@
+"""SmolLM2-135M-Instruct: the same greedy tokens as transformers in fp32, in every schedule; valid JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from palmette.runtime.engine import Engine
+
+pytestmark = pytest.mark.real
+
+NEW_TOKENS = 16
+TEXT = (
+    "The lighthouse at the end of the pier had been dark for eleven years when the council decided to light it again. "
+    "Nobody could say who still kept the key, so they sent for the harbour master, an old woman with a limp, who "
+    "laughed and told them that the door had never been locked. Inside they found three chairs, a table laid for "
+    "supper, and a logbook whose last entry read: 'Wind north-west, four ships, 1,204 gulls.' "
+)
+LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34, 55, 64, 89, 100, 128, 144, 200, 233, 300, 377, 450, 600)
+
+
+@pytest.fixture(scope="module")
+def prompts(real_engine: Engine) -> list[list[int]]:
+    """20 prompts of 1 to 600 tokens, each beginning at another place of the text."""
+    ids = real_engine.tokenizer.encode(TEXT * 12)
+    return [ids[start : start + length] for start, length in zip(range(3, 63, 3), LENGTHS, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def reference(prompts: list[list[int]]) -> list[tuple[int, ...]]:
+    """Greedy continuations by transformers in fp32, from the same GGUF file."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from palmette.runtime.models.registry import resolve
+
+    path = Path(resolve("smollm2-135m"))
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    expected = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        with torch.no_grad():
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=NEW_TOKENS,
+                min_new_tokens=NEW_TOKENS,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        expected.append(tuple(out[0, len(prompt) :].tolist()))
+    return expected
+
+
+def greedy(engine: Engine, prompts: list[list[int]]) -> list[tuple[int, ...]]:
+    outs = engine.generate(prompts, max_tokens=NEW_TOKENS, min_tokens=NEW_TOKENS, temperature=0)
+    return [out.tokens for out in outs]
+
+
+def test_greedy_equals_transformers_cold_and_warm(
+    real_engine: Engine, prompts: list[list[int]], reference: list[tuple[int, ...]]
+) -> None:
+    real_engine.flush_cache()
+    cold = [greedy(real_engine, [prompt])[0] for prompt in prompts]
+    warm = [greedy(real_engine, [prompt])[0] for prompt in prompts]
+    assert cold == reference
+    assert warm == reference
+
+
+def test_greedy_equals_transformers_in_a_batch_of_16_and_in_chunks_of_7(
+    real_engine: Engine, prompts: list[list[int]], reference: list[tuple[int, ...]]
+) -> None:
+    from palmette.runtime.engine import Engine
+
+    with Engine.from_model(real_engine.model, real_engine.tokenizer, max_running=16) as engine:
+        assert greedy(engine, prompts) == reference
+    with Engine.from_model(real_engine.model, real_engine.tokenizer, max_step_tokens=7) as engine:
+        assert greedy(engine, prompts) == reference
+
+
+def test_a_message_gets_an_answer(real_engine: Engine) -> None:
+    out = real_engine.generate(
+        [{"role": "user", "content": "What is the capital of France?"}], max_tokens=12, temperature=0
+    )
+    assert "Paris" in out.text
+    assert out.finish_reason in ("stop", "length")
+
+
+def test_select_equals_brute_force(real_engine: Engine) -> None:
+    import math
+
+    prompt = "The capital of France is"
+    options = [" Paris", " London", " Paris, of course", " a city"]
+    result = real_engine.score(prompt, options)
+    sums = {}
+    for option in options:
+        ids = real_engine.tokenizer.encode(option)
+        total, tokens = 0.0, list(real_engine.tokenizer.encode(prompt))
+        for token in ids:
+            out = real_engine.generate(tokens, max_tokens=1, temperature=0, logprobs=50_000)
+            total += dict(out.logprobs[0].top)[token]
+            tokens.append(token)
+        sums[option] = total
+    want = [sums[option] for option in options]
+    want[0] = math.log(math.exp(sums[" Paris"]) - math.exp(sums[" Paris, of course"]))
+    assert result.logprobs == pytest.approx(want, abs=1e-4)
+    assert result.choice == " Paris"
+
+
+def schemas(count: int) -> list[dict[str, Any]]:
+    """Schemas of the shared data that compile, of all splits, small enough to be filled in by a small model."""
+    from palmette.errors import ConstraintError
+    from palmette.runtime.constraints.compile import validate
+    from palmette.runtime.protocol import Constraint
+
+    path = Path(__file__).resolve().parents[3] / "shared" / "data" / "constraints" / "maskbench.jsonl.gz"
+    if not path.exists():
+        pytest.skip("the shared constraint data is not beside this checkout")
+    found: list[dict[str, Any]] = []
+    with gzip.open(path, "rt") as lines:
+        for number, line in enumerate(lines):
+            if number % 90:
+                continue
+            record = json.loads(line)
+            if len(json.dumps(record["schema"])) > 3000:
+                continue
+            try:
+                validate(Constraint("json_schema", json.dumps(record["schema"])))
+            except ConstraintError:
+                continue
+            found.append(record["schema"])
+            if len(found) == count:
+                break
+    assert len(found) == count
+    return found
+
+
+def test_json_under_50_schemas_validates(real_engine: Engine) -> None:
+    import jsonschema
+    from jsonschema.validators import validator_for
+
+    from palmette.errors import ConstraintError
+
+    chosen = schemas(50)
+    prompt = [{"role": "user", "content": "Make up a short example in JSON."}]
+
+    async def all_at_once() -> list[Any]:
+        return await asyncio.gather(
+            *(
+                real_engine.agenerate(prompt, json_schema=schema, temperature=1.0, seed=seed, max_tokens=100)
+                for seed, schema in enumerate(chosen)
+            ),
+            return_exceptions=True,
+        )
+
+    ended = 0
+    for schema, out in zip(chosen, asyncio.run(all_at_once()), strict=True):
+        if isinstance(out, BaseException):
+            assert isinstance(out, ConstraintError), out
+        elif out.finish_reason == "constraint":
+            ended += 1
+            validator = validator_for(schema, default=jsonschema.Draft202012Validator)
+            validator(schema, format_checker=validator.FORMAT_CHECKER).validate(json.loads(out.text))
+    assert ended >= 25
