@@ -16,25 +16,35 @@ from palmette.kernels.ragged import RaggedBatch
 
 
 class LinearWeight(NamedTuple):
-    """weight [out, in], bias [out] or None."""
+    """A weight [out, in] and bias [out] or None. `packed`: the weight in oneDNN's own layout, which `weight` then only
+    stands for by its shape."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
+    packed: bool
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearWeight:
-    """The weight in the layout that `linear` wants: here, as it is."""
-    return LinearWeight(weight.contiguous(), bias)
+    """The weight in the layout that `linear` wants.
+
+    On a CPU that is oneDNN's for float32: as measured, it gives each row the same bits whatever stands beside it in
+    the batch, which MKL's (behind F.linear) does not below four rows, and it is faster from two rows on.
+    """
+    if weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+        return LinearWeight(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), bias, True)
+    return LinearWeight(weight.contiguous(), bias, False)
 
 
 def linear(x: torch.Tensor, w: LinearWeight) -> torch.Tensor:
     """x [T, in] -> [T, out]."""
-    return F.linear(x, w.weight, w.bias)
+    if w.packed and len(x):
+        return torch.ops.mkldnn._linear_pointwise(x, w.weight, w.bias, "none", [], "")
+    return F.linear(x, w.weight, w.bias) if not w.packed else x.new_empty(0, w.weight.shape[0])
 
 
 def linear_add(residual: torch.Tensor, x: torch.Tensor, w: LinearWeight) -> torch.Tensor:
     """residual + linear(x); the residual [T, out] may be changed in place."""
-    return residual.add_(F.linear(x, w.weight, w.bias))
+    return residual.add_(linear(x, w))
 
 
 def add(residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

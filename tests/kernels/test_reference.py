@@ -150,3 +150,15 @@ def test_dispatch_says_what_and_why():
     assert choice.kernels.name == "reference"
     assert choice.kernels.rope is reference.rope
     assert "cpu" in choice.reason
+
+
+@pytest.mark.parametrize(("out", "size"), [(96, 64), (64, 160), (1030, 64)])
+def test_a_linears_row_is_the_same_in_any_batch(out: int, size: int) -> None:
+    torch.manual_seed(1)
+    weight, bias, x = torch.randn(out, size), torch.randn(out), torch.randn(70, size)
+    packed = reference.pack_linear(weight, bias)
+    whole = reference.linear(x, packed)
+    torch.testing.assert_close(whole, torch.nn.functional.linear(x, weight, bias), atol=1e-4, rtol=1e-4)
+    assert reference.linear(x[:0], packed).shape == (0, out)
+    for count in (1, 2, 3, 7, 16, 33):
+        assert torch.equal(reference.linear(x[:count], packed), whole[:count])
