@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from palmette.kernels import reference  # noqa: E402
-from palmette.kernels.dispatch import choose  # noqa: E402
-from palmette.kernels.ragged import RaggedBatch, Segment  # noqa: E402
+from palmette.kernels import reference
+from palmette.kernels.dispatch import choose
+from palmette.kernels.ragged import RaggedBatch, Segment
 
 pytestmark = pytest.mark.tiny
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("jinja2")
-
 from palmette.errors import ModelError
 from palmette.runtime.chat import ChatTemplate, default_template
 

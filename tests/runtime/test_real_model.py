@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.real
 
-NEW_TOKENS = 16
+NEW_TOKENS = 8
 TEXT = (
     "The lighthouse at the end of the pier had been dark for eleven years when the council decided to light it again. "
     "Nobody could say who still kept the key, so they sent for the harbour master, an old woman with a limp, who "

@@ -6,15 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
 
-tokenizers = pytest.importorskip("tokenizers")
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from palmette.errors import ModelError  # noqa: E402
-from palmette.runtime.protocol import Piece  # noqa: E402
-from palmette.runtime.tokenizer import Tokenizer  # noqa: E402
-from palmette.runtime.tokenizer_gguf import gguf_parts  # noqa: E402
+from palmette.errors import ModelError
+from palmette.runtime.protocol import Piece
+from palmette.runtime.tokenizer import Tokenizer
+from palmette.runtime.tokenizer_gguf import gguf_parts
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -6,13 +6,12 @@ import json
 import shutil
 
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from palmette.errors import ModelError  # noqa: E402
-from palmette.kernels.ragged import RaggedBatch, Segment  # noqa: E402
-from palmette.runtime.models.model import load_model  # noqa: E402
+from palmette.errors import ModelError
+from palmette.kernels.ragged import RaggedBatch, Segment
+from palmette.runtime.models.model import load_model
 
 pytestmark = pytest.mark.tiny
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import gguf
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-gguf = pytest.importorskip("gguf")
-
-from palmette.errors import ModelError  # noqa: E402
-from palmette.kernels.ragged import RaggedBatch, Segment  # noqa: E402
-from palmette.runtime.models.architecture import parameters  # noqa: E402
-from palmette.runtime.models.gguf_file import GgufFile  # noqa: E402
-from palmette.runtime.models.gguf_model import tensor_name  # noqa: E402
-from palmette.runtime.models.model import Model, load_model  # noqa: E402
-from palmette.runtime.models.tiny import random_weights, tiny_architecture  # noqa: E402
+from palmette.errors import ModelError
+from palmette.kernels.ragged import RaggedBatch, Segment
+from palmette.runtime.models.architecture import parameters
+from palmette.runtime.models.gguf_file import GgufFile
+from palmette.runtime.models.gguf_model import tensor_name
+from palmette.runtime.models.model import Model, load_model
+from palmette.runtime.models.tiny import random_weights, tiny_architecture
 
 pytestmark = pytest.mark.tiny
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from palmette.kernels.ragged import RaggedBatch, Segment  # noqa: E402
-from palmette.runtime.models.model import load_model  # noqa: E402
-from palmette.runtime.models.registry import resolve  # noqa: E402
+from palmette.kernels.ragged import RaggedBatch, Segment
+from palmette.runtime.models.model import load_model
+from palmette.runtime.models.registry import resolve
 
 pytestmark = pytest.mark.real
 
