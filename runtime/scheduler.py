@@ -49,21 +49,27 @@ class Scheduler:
         budget = self.max_step_tokens
         decodes = [job for job in self.running if not job.prefilling]
         prefills = [job for job in self.running if job.prefilling]
-        # Prefills keep a quarter of the budget however many jobs decode, so that none of them starves.
-        shares = _spread(decodes, budget - (max(1, budget // 4) if prefills and budget > 1 else 0))
+        # Prefills and newcomers keep a quarter of the budget however many jobs decode, so that none of them starves.
+        kept = max(1, budget // 4) if budget > 1 and (prefills or self.waiting) else 0
+        shares = _spread(decodes, budget - kept)
         budget -= sum(share.n for share in shares)
         for job in prefills:
             n = min(job.remaining, budget)
             if n > 0:
                 shares.append(Share(job, n))
                 budget -= n
-        while budget > 0 and len(self.running) < self.max_running:
-            job = self._admit()
-            if job is None:
+        for job in self._candidates():
+            if budget <= 0 or len(self.running) >= self.max_running:
+                break
+            if self._waits_for_sibling(job):
+                continue
+            if not self._admit(job):
                 break
             n = min(job.remaining, budget)
             shares.append(Share(job, n))
             budget -= n
+        # What they did not need goes to decodes after all.
+        shares += _spread([job for job in decodes if not any(share.job is job for share in shares)], budget)
         # Whoever was served goes behind those that were not.
         served = {share.job.id for share in shares}
         self.running.sort(key=lambda job: job.id in served)
@@ -81,32 +87,33 @@ class Scheduler:
             job.lease.release()
             job.lease = None
 
-    def _admit(self) -> Job | None:
-        """Let in the next job that may run now, if there is one."""
-        for job in self._candidates():
-            if self._waits_for_sibling(job):
-                continue
-            lease = self.cache.match(job.shareable, job.namespace)
-            owed = job.peak - lease.length + sum(other.owed for other in self.running)
-            if owed > self.cache.pool.free + self.cache.evictable:
-                lease.release()
-                return None
-            job.lease = lease
-            job.slots[: lease.length] = lease.slots
-            job.computed = lease.length
-            job.cached = min(lease.length, job.prompt_length)
-            for other in self.waiting:
-                if other is job:
-                    break
-                other.passed_over += 1
-            self.waiting.remove(job)
-            self.running.append(job)
-            return job
-        return None
+    def _admit(self, job: Job) -> bool:
+        """Let the job in, with what the tree has of its tokens, if all that it may ask for is sure to be had."""
+        promised = sum(other.owed for other in self.running)
+        room = self.cache.pool.free + self.cache.evictable - promised
+        # Looked up without a lease first: a job that waits must not count as a use at every step.
+        if job.peak - self.cache.peek(job.shareable, job.namespace) > room:
+            return False
+        lease = self.cache.match(job.shareable, job.namespace)
+        if job.peak - lease.length > self.cache.pool.free + self.cache.evictable - promised:
+            lease.release()
+            return False
+        job.lease = lease
+        job.slots[: lease.length] = lease.slots
+        job.computed = lease.length
+        job.cached = min(lease.length, job.prompt_length)
+        for other in self.waiting:
+            if other is job:
+                break
+            other.passed_over += 1
+        self.waiting.remove(job)
+        self.running.append(job)
+        return True
 
     def _candidates(self) -> Sequence[Job]:
+        """Waiting jobs in the order in which they may be let in."""
         window = self.waiting[:_WINDOW]
-        if self.policy == "fcfs" or len(window) < 2:
+        if self.policy == "fcfs" or len(window) < 2 or len(self.running) >= self.max_running:
             return window
         late = [job for job in window if job.passed_over >= _PATIENCE]
         rest = [job for job in window if job.passed_over < _PATIENCE]
