@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,15 +38,19 @@ async def arrived(arrivals: Sequence[Arrival], loop: asyncio.AbstractEventLoop) 
     await done
 
 
-def merge(strands: Sequence[Strand], variables: Mapping[str, Any]) -> dict[str, Joined]:
-    """The branches' new variables. BranchConflict where one is the parent's already: a value would be lost."""
+def merge(strands: Sequence[Strand], own: Collection[str]) -> dict[str, Joined]:
+    """The branches' variables side by side.
+
+    BranchConflict where one is the parent's `own`, since a value would be lost. What an earlier join gathered is not:
+    a program that forks in a loop gathers the same names again and again.
+    """
     names = list(dict.fromkeys(name for strand in strands if not strand.dropped for name in strand.written))
     for name in names:
-        if name in variables:
+        if name in own:
             writers = [index for index, strand in enumerate(strands) if name in strand.written]
             raise BranchConflict(
                 f"branch {', '.join(map(str, writers))} set {name!r}, which the parent has already",
-                hint="give the variable another name in the branches (f'{name}_{step}'); a join never overwrites",
+                hint="give the variable another name in the branches; a join never overwrites what the parent made",
             )
     joined: dict[str, Joined] = {}
     for name in names:

@@ -50,14 +50,16 @@ class Shared:
 
 @dataclass(slots=True)
 class Memory:
-    """What a state has made so far; a branch begins with a copy of its parent's."""
+    """What a state has made so far; a branch begins with a copy of its parent's. `gathered`: the variables that are
+    lists of what branches made."""
 
     transcript: Transcript = field(default_factory=Transcript)
     variables: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Result] = field(default_factory=dict)
+    gathered: set[str] = field(default_factory=set)
 
     def copy(self) -> Memory:
-        return Memory(self.transcript.copy(), dict(self.variables), dict(self.results))
+        return Memory(self.transcript.copy(), dict(self.variables), dict(self.results), set(self.gathered))
 
 
 class Strand:
@@ -253,8 +255,9 @@ class Strand:
             if failed is not None:
                 self.fail(failed)
                 return
-            for name, joined in merge(strands, self.memory.variables).items():
+            for name, joined in merge(strands, self.memory.variables.keys() - self.memory.gathered).items():
                 self._set(name, joined.values, joined.results)
+                self.memory.gathered.add(name)
             self._step(current, "join", seconds=time.perf_counter() - began)
         finally:
             # Also where all went well: branches of a branch that it did not join end with it.
@@ -370,6 +373,7 @@ class Strand:
     def _set(self, name: str, value: Any, result: Result = None) -> None:
         self.memory.variables[name] = value
         self.memory.results[name] = result
+        self.memory.gathered.discard(name)
         self.written[name] = None
         if self._sink is not None:
             self._emit_literals()

@@ -280,3 +280,22 @@ def test_ten_thousand_nested_branches_do_not_pile_up():
     assert program.run(backend=MockBackend())["step"] == 249
     gc.collect()
     assert settled(lambda: gc.collect() >= 0 and len(strands) < 100)
+
+
+def test_forking_in_a_loop_gathers_the_same_name_again():
+    @pt.function
+    def program(s, own):
+        for turn in range(3):
+            with s.fork(2) as branches:
+                for branch in branches:
+                    branch += f"{turn}"
+                    branch += pt.gen("x")
+        if own:
+            s += pt.gen("x")
+            with s.fork(2) as branches:
+                branches[0] += pt.gen("x")
+
+    answers = {"x": ["a", "b", "c", "d", "e", "f", "own", "g"]}
+    assert program.run(own=False, backend=MockBackend(answers))["x"] == ["e", "f"]
+    with pytest.raises(pt.BranchConflict, match="'x'"):
+        program.run(own=True, backend=MockBackend(answers)).text()
