@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from palmette.errors import PalmetteError, TruncatedError, suggestion
-from palmette.runtime.protocol import Constraint, FinishReason, Output, ScoreResult, SelectMethod, TokenLogprob, Usage
+from palmette.runtime.protocol import (
+    ByChoice,
+    Constraint,
+    FinishReason,
+    Output,
+    ScoreResult,
+    SelectMethod,
+    TokenLogprob,
+    Usage,
+)
 
 
 class UnknownVariable(PalmetteError, KeyError):
@@ -92,7 +101,7 @@ class GenResult:
 
 @dataclass(frozen=True, slots=True)
 class SelectResult:
-    """One choice made. Per-choice mappings are in the order of the choices; `text` is the choice taken.
+    """One choice made: `text`. Numbers per choice are in the order of the choices, and found by a choice's text.
 
     logprobs: natural log of the probability of each choice as text. scores: what the method compared. label_mass: share
     of all probability that the choices hold together. option_tokens: per choice its scored tokens, as (text, logprob).
@@ -102,9 +111,9 @@ class SelectResult:
     text: str
     index: int
     method: SelectMethod
-    probabilities: dict[str, float]
-    logprobs: dict[str, float]
-    scores: dict[str, float]
+    probabilities: ByChoice
+    logprobs: ByChoice
+    scores: ByChoice
     label_mass: float
     tokens: tuple[int, ...]
     option_tokens: dict[str, tuple[tuple[str, float], ...]]
@@ -128,12 +137,12 @@ class SelectResult:
             "choice": self.text,
             "index": self.index,
             "method": self.method,
-            "probabilities": dict(self.probabilities),
-            "logprobs": dict(self.logprobs),
-            "scores": dict(self.scores),
+            "probabilities": dict(self.probabilities.items()),
+            "logprobs": dict(self.logprobs.items()),
+            "scores": dict(self.scores.items()),
             "label_mass": self.label_mass,
             "option_tokens": {choice: list(tokens) for choice, tokens in self.option_tokens.items()},
-            "normalized_prompt_logprobs": list(self.scores.values()),
+            "normalized_prompt_logprobs": list(self.scores),
             "finish_reason": self.finish_reason,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
@@ -200,9 +209,9 @@ def select_result(
         score.choice,
         score.index,
         score.method,
-        dict(zip(choices, score.probabilities, strict=True)),
-        dict(zip(choices, score.logprobs, strict=True)),
-        dict(zip(choices, score.scores, strict=True)),
+        score.probabilities,
+        score.logprobs,
+        score.scores,
         score.label_mass,
         score.tokens[score.index],
         {

@@ -6,9 +6,9 @@ A client sends a `GenerateRequest` or a `ScoreRequest`; the engine answers a gen
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex
 
 FinishReason = Literal["stop", "length", "constraint", "cancelled", "error"]
 SelectMethod = Literal[
@@ -153,6 +153,42 @@ class Failed:
 Event = Delta | Finished | Failed
 
 
+class ByChoice(tuple[float, ...]):
+    """A number for each choice, in the order of the choices; a choice's text finds its number too."""
+
+    choices: tuple[str, ...]
+
+    def __new__(cls, choices: Sequence[str], values: Iterable[float]) -> ByChoice:
+        self = super().__new__(cls, values)
+        self.choices = tuple(choices)
+        return self
+
+    def __getnewargs__(self) -> tuple[tuple[str, ...], tuple[float, ...]]:
+        return self.choices, tuple(self)
+
+    def __getitem__(self, key: SupportsIndex | slice | str) -> Any:
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        if key not in self.choices:
+            raise KeyError(f"{key!r} is none of the choices {list(self.choices)}")
+        return super().__getitem__(self.choices.index(key))
+
+    def get(self, choice: str, default: float | None = None) -> Any:
+        return self[choice] if choice in self.choices else default
+
+    def keys(self) -> tuple[str, ...]:
+        return self.choices
+
+    def values(self) -> tuple[float, ...]:
+        return tuple(self)
+
+    def items(self) -> list[tuple[str, float]]:
+        return list(zip(self.choices, self, strict=True))
+
+    def __repr__(self) -> str:
+        return repr(dict(self.items()))
+
+
 @dataclass(frozen=True, slots=True)
 class ScoreResult:
     """Answer to a score request; per-choice tuples are in the order of the request's choices.
@@ -166,9 +202,9 @@ class ScoreResult:
 
     index: int
     choice: str
-    probabilities: tuple[float, ...]
-    logprobs: tuple[float, ...]
-    scores: tuple[float, ...]
+    probabilities: ByChoice
+    logprobs: ByChoice
+    scores: ByChoice
     label_mass: float
     tokens: tuple[tuple[int, ...], ...]
     token_logprobs: tuple[tuple[float, ...], ...]

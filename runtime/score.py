@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from palmette.errors import ConstraintError
-from palmette.runtime.protocol import ScoreRequest, ScoreResult, SelectMethod, Usage
+from palmette.runtime.protocol import ByChoice, ScoreRequest, ScoreResult, SelectMethod, Usage
 from palmette.runtime.request import Job, Span
 from palmette.runtime.sampler import uniform
 
@@ -343,9 +343,9 @@ def result_of(
     return ScoreResult(
         index=index,
         choice=request.choices[index],
-        probabilities=tuple(probabilities),
-        logprobs=tuple(exact),
-        scores=tuple(scores),
+        probabilities=ByChoice(request.choices, probabilities),
+        logprobs=ByChoice(request.choices, exact),
+        scores=ByChoice(request.choices, scores),
         label_mass=min(1.0, math.fsum(math.exp(value) for value in exact)),
         tokens=tree.boundary.options,
         token_logprobs=tuple(each),

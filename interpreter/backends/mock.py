@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from palmette.errors import BackendError
 from palmette.interpreter.backends.mock_codec import MockCodec
 from palmette.runtime.protocol import (
+    ByChoice,
     Capabilities,
     Codec,
     Constraint,
@@ -207,9 +208,9 @@ class MockBackend:
         return ScoreResult(
             index,
             choices[index],
-            probabilities,
-            tuple(sums),
-            tuple(scores),
+            ByChoice(choices, probabilities),
+            ByChoice(choices, sums),
+            ByChoice(choices, scores),
             min(1.0, math.fsum(map(math.exp, sums))),
             tuple(tokens),
             tuple(rows),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 
 from palmette.errors import ConstraintError, PalmetteError
 from palmette.kernels.ragged import RaggedBatch, Segment
+from palmette.runtime.protocol import ByChoice
 from palmette.runtime.score import Boundary, OptionTree, find_boundary
 
 pytestmark = pytest.mark.tiny
@@ -152,3 +155,12 @@ def test_wrong_choices(tiny_engine: Make) -> None:
         engine.score("x", ["a", "b"], temperature=-1)
     with pytest.raises(PalmetteError, match="context"):
         engine.score([1] * 3000, ["a", "b"])
+
+
+def test_numbers_by_choice_are_found_by_place_and_by_text() -> None:
+    numbers = ByChoice(["yes", "no"], [0.75, 0.25])
+    assert (numbers[0], numbers["no"], numbers.get("maybe"), list(numbers)) == (0.75, 0.25, None, [0.75, 0.25])
+    assert numbers == (0.75, 0.25) and dict(numbers.items()) == {"yes": 0.75, "no": 0.25}
+    assert pickle.loads(pickle.dumps(numbers)).items() == copy.deepcopy(numbers).items() == numbers.items()
+    with pytest.raises(KeyError, match="none of the choices"):
+        numbers["maybe"]
