@@ -7,6 +7,7 @@ import os
 import queue
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -362,7 +363,8 @@ def _default_kv_tokens(model: Model) -> int:
 
 
 def _post(loop: asyncio.AbstractEventLoop, events: asyncio.Queue[Event], event: Event) -> None:
-    if not loop.is_closed():
+    # A loop that was closed has nobody left who waits; its request is cancelled by the iterator's end.
+    with suppress(RuntimeError):
         loop.call_soon_threadsafe(events.put_nowait, event)
 
 

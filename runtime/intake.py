@@ -45,16 +45,14 @@ class Intake:
                 raise closed_error()
             group.request = request = replace(request, params=options.checked(request.params))
             jobs = self._jobs(request, group)
-            if request.constraint is not None:
+            if request.constraint is None:
+                for job in jobs:
+                    self._loop.add(job)
+            else:
                 validate(request.constraint)
+                self._workers.submit(self._compile, group, jobs)
         except Exception as error:
             group.fail(error)
-            return group
-        if request.constraint is None:
-            for job in jobs:
-                self._loop.add(job)
-        else:
-            self._workers.submit(self._compile, group, jobs)
         return group
 
     def score(self, request: ScoreRequest) -> tuple[Future[ScoreResult], list[ScoreJob]]:
@@ -79,7 +77,8 @@ class Intake:
         self._loop.wake()
 
     def close(self) -> None:
-        self._workers.shutdown(wait=True)
+        """End the engine's thread. A constraint that is being compiled is answered when it is done."""
+        self._workers.shutdown(wait=False)
         self._loop.close()
 
     # -- generate ----------------------------------------------------------------------------------------------------

@@ -22,6 +22,9 @@ class EngineLoop:
         self._core = core
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._open = True
+        # Under the lock: a command is either in the inbox before the thread looks into it for the last time, or refused.
+        self._lock = threading.Lock()
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name="palmette-engine", daemon=True)
         self._thread.start()
 
@@ -31,16 +34,15 @@ class EngineLoop:
 
     def add(self, job: Job) -> None:
         """Hand a job over. It is answered by its own callbacks, also where the engine closes before it begins."""
-        self._inbox.put(lambda: self._core.add(job))
+        if not self._put(lambda: self._core.add(job)):
+            job.fail(closed_error())
 
     def wake(self) -> None:
         """Have the loop look at cancelled jobs now."""
-        self._inbox.put(lambda: None)
+        self._put(lambda: None)
 
     def call(self, function: Callable[[EngineCore], T]) -> T:
         """Run `function` between two steps and return what it returns."""
-        if not self._open:
-            raise closed_error()
         future: Future[T] = Future()
 
         def work() -> None:
@@ -49,16 +51,22 @@ class EngineLoop:
             except BaseException as error:
                 future.set_exception(error)
 
-        self._inbox.put(work)
+        if not self._open or not self._put(work):
+            raise closed_error()
         return future.result()
 
     def close(self) -> None:
         """End what is in flight as cancelled and stop the thread. Idempotent."""
-        if self._open:
-            self._open = False
-            self._inbox.put(lambda: None)
-            if threading.current_thread() is not self._thread:
-                self._thread.join()
+        self._open = False
+        self.wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _put(self, command: Callable[[], None]) -> bool:
+        with self._lock:
+            if not self._ended:
+                self._inbox.put(command)
+            return not self._ended
 
     def _run(self) -> None:
         while self._open:
@@ -67,6 +75,8 @@ class EngineLoop:
             self._drain()
             if self._core.busy and self._open:
                 self._step()
+        with self._lock:
+            self._ended = True
         self._drain()
         self._core.close()
 
