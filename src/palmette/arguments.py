@@ -59,6 +59,11 @@ def strings(where: str, name: str, value: object) -> tuple[str, ...]:
     raise TypeError(f"{where}: {name}= takes a str or a list of str, not {value!r}")
 
 
+def is_text(value: str) -> bool:
+    """Whether UTF-8 can hold it: a half of a surrogate pair is no character."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
 def _at_least(least: int) -> Callable[[str, str, object], int]:
     return lambda where, name, value: integer(where, name, value, least=least)
 
@@ -73,6 +78,11 @@ def _stop(where: str, name: str, value: object) -> tuple[str, ...]:
         raise ArgumentError(
             f"{where}: {name}= holds an empty string", hint="an empty stop would end every text at once"
         )
+    for stop in stops:
+        if not is_text(stop):
+            raise ArgumentError(
+                f"{where}: {name}= holds {stop!r}, half of a surrogate pair", hint="give the whole character"
+            )
     return stops
 
 

@@ -40,6 +40,10 @@ class ConstraintError(PalmetteError, ValueError):
         super().__init__(message, hint=hint)
         self.pointer = pointer
 
+    def __str__(self) -> str:
+        where = f"{self.message} (at {self.pointer})" if self.pointer else self.message
+        return f"{where}\n  hint: {self.hint}" if self.hint else where
+
 
 class ContextLengthError(PalmetteError, ValueError):
     """A prompt, or what a request may grow to, does not fit the model's context or the KV cache."""

@@ -20,7 +20,7 @@ from palmette.runtime.models.registry import cache_folder, cached
 CPU_FLAGS = (
     "avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_tile", "asimd", "bf16", "i8mm",
 )  # fmt: skip
-LIBRARIES = ("tokenizers", "transformers", "llguidance", "outlines-core", "interegular", "gguf", "safetensors", "numpy")
+LIBRARIES = ("tokenizers", "transformers", "llguidance", "gguf", "safetensors", "numpy")
 
 
 def report(model: str | None, *, as_json: bool) -> None:
@@ -137,6 +137,7 @@ def loaded_model(name: str) -> dict[str, Any]:
             "context": model.max_context,
             "dtype": str(model.dtype).removeprefix("torch."),
             "kernels": model.kernel_reason,
+            "same_tokens": "bit-identical in every batch and schedule" if model.batch_invariant else "not promised",
             "kv_bytes_per_token": model.kv_bytes_per_token,
             "kv_tokens": engine.kv_tokens,
             "kv_memory": human_size(engine.kv_tokens * model.kv_bytes_per_token),

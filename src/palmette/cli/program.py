@@ -16,7 +16,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from palmette.errors import suggestion
-from palmette.lang.function import Function
+from palmette.interpreter.program import Program
 
 
 def split_target(target: str) -> tuple[Path, str | None]:
@@ -46,9 +46,9 @@ def load_module(path: Path) -> ModuleType:
     return module
 
 
-def choose_function(module: ModuleType, path: Path, name: str | None) -> Function:
+def choose_function(module: ModuleType, path: Path, name: str | None) -> Program:
     """The function of that name; without a name the file's only one, or the one called as the file is, or `main`."""
-    functions = {key: value for key, value in vars(module).items() if isinstance(value, Function)}
+    functions = {key: value for key, value in vars(module).items() if isinstance(value, Program)}
     if not functions:
         raise typer.BadParameter(f"{path.name} defines no @palmette.function", param_hint="PROGRAM")
     if name is not None:
@@ -68,7 +68,7 @@ def choose_function(module: ModuleType, path: Path, name: str | None) -> Functio
     )
 
 
-def read_arguments(function: Function, pairs: Iterable[str]) -> dict[str, Any]:
+def read_arguments(function: Program, pairs: Iterable[str]) -> dict[str, Any]:
     """`["n=3", "topic=tea"]` as keyword arguments of the function, each of the type that its parameter is annotated
     with. Without an annotation: the JSON value that the text spells, else the text."""
     parameters = function.parameters.parameters

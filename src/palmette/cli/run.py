@@ -22,6 +22,7 @@ from palmette.cli.program import choose_function, load_module, read_arguments, s
 from palmette.errors import CapabilityError, PalmetteError, TruncatedError
 from palmette.interpreter.defaults import backend_for
 from palmette.interpreter.events import TextEvent, VariableEvent
+from palmette.runtime.protocol import ByChoice
 
 
 def run_program(target: str, *, model: str | None, pairs: Sequence[str], backend: str | None, as_json: bool) -> None:
@@ -167,6 +168,7 @@ def result_data(result: Any) -> dict[str, Any]:
     except TruncatedError:
         data["value"] = None
     for key in ("probabilities", "logprobs", "label_mass"):
-        if getattr(result, key, None) is not None:
-            data[key] = getattr(result, key)
+        found = getattr(result, key, None)
+        if found is not None:
+            data[key] = dict(found.items()) if isinstance(found, ByChoice) else found
     return data
