@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from palmette.errors import ModelError, suggestion
@@ -59,6 +61,11 @@ class Model:
         self._tape = lower(arch, fetch, self.kernels, self.device)
 
     @property
+    def batch_invariant(self) -> bool:
+        """Whether a token's logits are the same bits in every batch, chunk and cache state (kernels/reference.py)."""
+        return self.device.type == "cpu" and self.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V of one token in all layers."""
         arch = self.arch
@@ -67,8 +74,8 @@ class Model:
     def new_kv(self, slots: int) -> KV:
         """An empty cache of that many slots."""
         shape = (len(self.arch.layers), slots, self.arch.kv_heads, self.arch.head_dim)
-        # Zeros and not garbage: a padded column of attention may read a slot that nobody wrote, and NaN * 0 is NaN.
-        return KV(*(torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2)))
+        # Zeros and not garbage: what fills up a tile of attention reads slots that nobody wrote, and NaN * 0 is NaN.
+        return KV(*(_zeros(shape, self.dtype, self.device) for _ in range(2)))
 
     @torch.no_grad()
     def forward(self, batch: RaggedBatch, kv: KV) -> torch.Tensor:
@@ -77,6 +84,14 @@ class Model:
         Writes K and V of every token of the batch into its slot. The batch is taken to be sound (`problems()`).
         """
         return run(self._tape, self.kernels, batch, kv, self.dtype)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on a CPU memory that the system hands over page by page when it is first used."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    raw = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
 
 
 def load_model(
@@ -96,7 +111,10 @@ def load_model(
     from palmette.runtime.models.checkpoint import open_checkpoint
 
     wanted = _dtype(dtype, quantization)
-    place = torch.device(device or "cpu")
+    try:
+        place = torch.device(device or "cpu")
+    except (RuntimeError, TypeError):
+        raise ModelError(f"device {device!r} is unknown to torch", hint='"cpu", or "cuda" for a GPU') from None
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(f"device {device!r}: torch sees no GPU here", hint="leave `device` out to run on the CPU")
     with open_checkpoint(Path(path)) as checkpoint:
@@ -114,7 +132,7 @@ def _dtype(dtype: str | torch.dtype | None, quantization: str | None) -> torch.d
     name = dtype if dtype is not None else quantization
     if name is None or isinstance(name, torch.dtype):
         return name
-    if name.lower() not in DTYPES:
-        hint = suggestion(name.lower(), DTYPES)
+    if not isinstance(name, str) or name.lower() not in DTYPES:
+        hint = suggestion(str(name).lower(), DTYPES)
         raise ModelError(f"weights cannot be held as {name!r} by the kernels there are", hint=hint)
     return DTYPES[name.lower()]

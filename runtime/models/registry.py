@@ -81,6 +81,8 @@ def resolve(name: str | Path, *, progress: bool = True) -> Path:
     progress: show a bar on stderr while something is fetched. ModelError where there is no such model, or it cannot be
     fetched.
     """
+    if not isinstance(name, str | Path) or not str(name):
+        raise TypeError(f"a model is named by a str or a Path, not {name!r}; known are: {', '.join(KNOWN)}")
     path = Path(name).expanduser()
     if path.exists():
         return path

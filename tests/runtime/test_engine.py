@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -283,6 +285,11 @@ def test_closing_ends_what_is_in_flight(tiny_engine: Make) -> None:
         ({"max_tokens": 1.5}, TypeError, "max_tokens"),
         ({"stop": [""]}, ArgumentError, "stop"),
         ({"stop": 7}, TypeError, "stop"),
+        ({"stop": ["a", "\ud800"]}, ArgumentError, "surrogate"),
+        ({"namespace": ["x"]}, TypeError, "namespace"),
+        ({"namespace": None}, TypeError, "namespace"),
+        ({"stream": "x"}, TypeError, "stream"),
+        ({"params": {"temperature": 0}}, TypeError, "SamplingParams"),
         ({"regex": "("}, ConstraintError, ""),
         ({"choices": []}, ConstraintError, ""),
         ({"choices": "yes"}, TypeError, "choices"),
@@ -302,6 +309,13 @@ def test_wrong_arguments_are_said_at_once(
     assert engine.stats()["computed_tokens"] == 0
 
 
+def test_a_misspelt_setting_gets_a_suggestion() -> None:
+    from palmette.runtime.engine import Engine
+
+    with pytest.raises(TypeError, match="did you mean 'kv_tokens'"):
+        Engine("smollm2-135m", kv_token=4096)
+
+
 def test_wrong_prompts(tiny_engine: Make) -> None:
     engine = tiny_engine()
     for prompt, error in (
@@ -309,6 +323,7 @@ def test_wrong_prompts(tiny_engine: Make) -> None:
         ([99999], PalmetteError),
         ([1, "a"], TypeError),
         (7, TypeError),
+        (b"hello", TypeError),
     ):
         with pytest.raises(error):
             engine.generate(prompt)
@@ -321,3 +336,88 @@ def test_messages_are_rendered_by_the_template(tiny_engine: Make) -> None:
     tail = "<|im_end|>\n<|im_start|>assistant\n"
     # The markers of the template are one token each; the one that the user wrote stays ten bytes.
     assert out.usage.prompt_tokens == len(rendered) - 11 + len("<|im_end|>") + len(tail) - 10 - 12 + 2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"kv_tokens": True}, {"policy": None}, {"cache": "no"}, {"seed": "x"}, {"seed": None}, {"max_running": 0}],
+)
+def test_wrong_settings_are_said_at_once(tiny_engine: Make, settings: dict[str, Any]) -> None:
+    with pytest.raises((PalmetteError, TypeError), match=next(iter(settings))):
+        tiny_engine(**settings)
+
+
+def test_a_schema_nested_without_end_is_a_constraint_error(tiny_engine: Make) -> None:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(3000):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(ConstraintError):
+        tiny_engine().generate("q", json_schema=schema)
+
+
+def test_one_wrong_prompt_ends_the_whole_async_list(tiny_engine: Make) -> None:
+    engine = tiny_engine()
+
+    async def run() -> int:
+        with pytest.raises(PalmetteError, match="99999"):
+            await engine.agenerate([[1], [99999]], max_tokens=500, ignore_eos=True)
+        await asyncio.sleep(0)
+        return len(asyncio.all_tasks()) - 1
+
+    assert asyncio.run(run()) == 0
+    assert engine.stats()["sampled_tokens"] < 400
+
+
+@pytest.mark.timeout(30)
+def test_in_a_forked_process_the_engine_refuses_and_does_not_hang(tiny_engine: Make) -> None:
+    engine = tiny_engine()
+    engine.generate([1], max_tokens=1)
+    calls = (
+        lambda: engine.generate([1], max_tokens=1),
+        lambda: engine.generate("x", regex="a", max_tokens=1),
+        lambda: engine.score("x", ["a", "b"]),
+        engine.stats,
+    )
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        refused = 0
+        for call in calls:
+            try:
+                call()
+            except BackendError as error:
+                refused += "parent process" in str(error)
+        engine.close()
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(calls)
+    assert len(engine.generate([1], max_tokens=2, ignore_eos=True).tokens) == 2
+
+
+@pytest.mark.timeout(30)
+def test_a_wake_inside_a_wake_does_not_lock_up(tiny_engine: Make) -> None:
+    """A garbage collection may end a forgotten stream just where another command is handed over."""
+    engine = tiny_engine()
+    loop = engine._loop
+
+    class Inbox:
+        def __init__(self, inner: Any) -> None:
+            self.inner, self.collects = inner, True
+
+        def put(self, command: Any) -> None:
+            if self.collects:
+                self.collects = False
+                loop.wake()
+            self.inner.put(command)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+    loop._inbox = Inbox(loop._inbox)
+    assert engine.check_integrity() == []
+
+
+def test_what_promises_the_same_bits(tiny_engine: Make) -> None:
+    model = tiny_engine().model
+    assert model.batch_invariant
+    model.dtype = torch.bfloat16
+    assert not model.batch_invariant

@@ -12,8 +12,10 @@ import pytest
 
 if TYPE_CHECKING:
     from palmette.runtime.engine import Engine
+    from palmette.runtime.protocol import Output
 
-pytestmark = pytest.mark.real
+# Loading the model into transformers takes half a minute of an idle machine.
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 NEW_TOKENS = 8
 TEXT = (
@@ -22,7 +24,7 @@ TEXT = (
     "laughed and told them that the door had never been locked. Inside they found three chairs, a table laid for "
     "supper, and a logbook whose last entry read: 'Wind north-west, four ships, 1,204 gulls.' "
 )
-LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34, 55, 64, 89, 100, 128, 144, 200, 233, 300, 377, 450, 600)
+LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 100, 150, 300, 600)
 
 
 @pytest.fixture(scope="module")
@@ -58,30 +60,46 @@ def reference(prompts: list[list[int]]) -> list[tuple[int, ...]]:
     return expected
 
 
-def greedy(engine: Engine, prompts: list[list[int]]) -> list[tuple[int, ...]]:
-    outs = engine.generate(prompts, max_tokens=NEW_TOKENS, min_tokens=NEW_TOKENS, temperature=0)
-    return [out.tokens for out in outs]
+def greedy(engine: Engine, prompts: list[list[int]]) -> list[Output]:
+    return engine.generate(prompts, max_tokens=NEW_TOKENS, min_tokens=NEW_TOKENS, temperature=0, logprobs=0)
+
+
+@pytest.fixture(scope="module")
+def cold(real_engine: Engine, prompts: list[list[int]]) -> list[Output]:
+    """Each prompt by itself, with nothing in the cache."""
+    outs = []
+    for prompt in prompts:
+        real_engine.flush_cache()
+        outs += greedy(real_engine, [prompt])
+    return outs
 
 
 def test_greedy_equals_transformers_cold_and_warm(
-    real_engine: Engine, prompts: list[list[int]], reference: list[tuple[int, ...]]
+    real_engine: Engine, prompts: list[list[int]], reference: list[tuple[int, ...]], cold: list[Output]
 ) -> None:
-    real_engine.flush_cache()
-    cold = [greedy(real_engine, [prompt])[0] for prompt in prompts]
+    assert [out.tokens for out in cold] == reference
+    greedy(real_engine, prompts)
     warm = [greedy(real_engine, [prompt])[0] for prompt in prompts]
-    assert cold == reference
-    assert warm == reference
+    assert all(out.usage.cached_tokens >= len(prompt) - 1 for out, prompt in zip(warm, prompts, strict=True))
+    assert [out.tokens for out in warm] == reference
+    # The same bits, not only the same tokens.
+    assert [out.logprobs for out in warm] == [out.logprobs for out in cold]
 
 
+@pytest.mark.parametrize("settings", [{"max_running": 16}, {"max_step_tokens": 7}])
 def test_greedy_equals_transformers_in_a_batch_of_16_and_in_chunks_of_7(
-    real_engine: Engine, prompts: list[list[int]], reference: list[tuple[int, ...]]
+    real_engine: Engine,
+    prompts: list[list[int]],
+    reference: list[tuple[int, ...]],
+    cold: list[Output],
+    settings: dict[str, int],
 ) -> None:
     from palmette.runtime.engine import Engine
 
-    with Engine.from_model(real_engine.model, real_engine.tokenizer, max_running=16) as engine:
-        assert greedy(engine, prompts) == reference
-    with Engine.from_model(real_engine.model, real_engine.tokenizer, max_step_tokens=7) as engine:
-        assert greedy(engine, prompts) == reference
+    with Engine.from_model(real_engine.model, real_engine.tokenizer, **settings) as engine:
+        outs = greedy(engine, prompts)
+    assert [out.tokens for out in outs] == reference
+    assert [out.logprobs for out in outs] == [out.logprobs for out in cold]
 
 
 def test_a_message_gets_an_answer(real_engine: Engine) -> None:

@@ -1,4 +1,5 @@
-"""Random requests under random schedules give the tokens that each gives alone, and leave nothing behind."""
+"""Random requests under random schedules give the tokens and log-probabilities that each gives alone, bit for bit,
+and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
 async def answer(engine: Engine, request: GenerateRequest, cancel: bool) -> Any:
     async for event in engine.submit(request):
         if isinstance(event, Finished) and not cancel:
-            return [(out.text, out.tokens, out.finish_reason, out.matched_stop) for out in event.outputs]
+            return [
+                (out.text, out.tokens, out.logprobs, out.finish_reason, out.matched_stop) for out in event.outputs
+            ]
         if cancel:
             return None
     return None
@@ -65,7 +68,7 @@ async def answer(engine: Engine, request: GenerateRequest, cancel: bool) -> Any:
     policy=st.sampled_from(["lpm", "fcfs"]),
     use_cache=st.booleans(),
 )
-def test_tokens_do_not_depend_on_the_schedule(
+def test_tokens_and_logprobs_do_not_depend_on_the_schedule(
     batch: list[tuple[GenerateRequest, bool]], chunk: int, slots: int, running: int, policy: str, use_cache: bool
 ) -> None:
     model, tokenizer = parts()
