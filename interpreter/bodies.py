@@ -18,6 +18,9 @@ from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
 from palmette.interpreter.loop import LoopThread
 
+# How long Ctrl-C may go unnoticed at worst.
+_PIECE_SECONDS = 0.5
+
 
 class Waitable(Protocol):
     """Something that will be `finished`. `subscribe` has `wake` called then, from any thread, perhaps twice; at once
@@ -137,7 +140,8 @@ def park(waitable: Waitable, thread: LoopThread) -> None:
 
     waitable.subscribe(wake)
     while not waitable.finished:
-        lock.acquire()
+        # In pieces: Python sees a signal that comes right before the wait begins only after the wait.
+        lock.acquire(timeout=_PIECE_SECONDS)
 
 
 async def until(waitable: Waitable) -> None:

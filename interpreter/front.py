@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from palmette.errors import PalmetteError
 from palmette.interpreter import operations as op
 from palmette.interpreter.lower import lower
-from palmette.interpreter.results import Result, UnknownVariable
+from palmette.interpreter.results import Result, unknown_variable
 from palmette.interpreter.strand import Shared, Strand
 from palmette.lang.nodes import Expression, Node, RoleBegin, RoleEnd, flatten
 from palmette.lang.sampling import Sampling
@@ -65,7 +67,7 @@ class Front:
     def fork(self, size: int) -> list[Front]:
         self._refuse_joined()
         where = op.caller()
-        fronts = [Front(self.shared, self.defaults, self, index) for index in range(size)]
+        fronts = [Front(self.shared, _of_branch(self.defaults, index), self, index) for index in range(size)]
         for front in fronts:
             front.last = front._any = op.Start(where=where)
             front.strand.ops.append(front.last)
@@ -108,7 +110,7 @@ class Front:
         self.refuse_failed()
         variables = self.strand.memory.variables
         if name not in variables:
-            raise UnknownVariable(name, variables)
+            raise unknown_variable(name, variables)
         return variables[name]
 
     def result(self, name: str) -> Result:
@@ -166,3 +168,12 @@ def _drop(strand: Strand) -> None:
     # Set also where it was complete in time, so that a join does not depend on who was faster.
     strand.dropped = True
     strand.cancel(dropped=True)
+
+
+def _of_branch(defaults: Sampling, index: int) -> Sampling:
+    """The defaults of a branch. A run's seed gives each branch one of its own: with the same, branches that say the
+    same would also draw the same, and nobody forks for that."""
+    if defaults.seed is None:
+        return defaults
+    digest = hashlib.blake2b(f"{defaults.seed}/{index}".encode(), digest_size=7).digest()
+    return replace(defaults, seed=int.from_bytes(digest, "big"))

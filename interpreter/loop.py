@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import threading
 from collections import deque
@@ -22,6 +23,9 @@ class LoopThread:
         thread = threading.Thread(target=self._serve, name="palmette-loop", daemon=True)
         thread.start()
         self._ident = thread.ident
+        # Python must not end while this thread still frees a state's engine: torch's destructors take the GIL, and a
+        # daemon thread that asks for it then aborts the process.
+        atexit.register(self._finish, thread)
 
     def post(self, callback: Callable[[], None]) -> None:
         """Runs `callback` on the loop, in order of posting. Lock-free: append, then wake.
@@ -59,6 +63,11 @@ class LoopThread:
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+
+    def _finish(self, thread: threading.Thread) -> None:
+        if os.getpid() == self.pid:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            thread.join()
 
     def _drain(self) -> None:
         self._awake = False

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
+from palmette.arguments import flag
 from palmette.errors import CapabilityError
 from palmette.interpreter.batch import Batch, OnError, checked_on_error, limit_of
 from palmette.interpreter.defaults import backend_for
@@ -45,13 +46,13 @@ class Program(Function):
         branches = self._option(kwargs, "branches", False)
         backend, call = self._prepare(args, kwargs)
         kind = BlockingStream if self.is_async else Stream
-        return kind(self, call, backend, bool(branches))
+        return kind(self, call, backend, flag(f"{self.name}.stream()", "branches", branches))
 
     def astream(self, /, *args: Any, **kwargs: Any) -> AsyncStream:
         """As `stream`, for `async for`."""
         branches = self._option(kwargs, "branches", False)
         backend, call = self._prepare(args, kwargs)
-        return AsyncStream(self, call, backend, bool(branches))
+        return AsyncStream(self, call, backend, flag(f"{self.name}.astream()", "branches", branches))
 
     @overload
     def run_batch(
@@ -78,6 +79,8 @@ class Program(Function):
         which has it as `state.error`.
         """
         where = f"{self.name}.run_batch"
+        if isinstance(items, Mapping | str) or not isinstance(items, Iterable):
+            raise TypeError(f"{where} takes a list of items, not {items!r}; each is a dict or a tuple of arguments")
         calls = [self._item(index, item, sampling) for index, item in enumerate(items)]
         batch = Batch(
             self,
@@ -85,9 +88,9 @@ class Program(Function):
             backend_for(backend),
             limit=limit_of(where, num_threads),
             on_error=checked_on_error(where, on_error),
-            progress=progress_bar,
+            progress=flag(where, "progress_bar", progress_bar),
         )
-        return batch.states() if generator_style else list(batch.states())
+        return batch.states() if flag(where, "generator_style", generator_style) else list(batch.states())
 
     def __call__(self, state: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Runs the body on a state of another program, in line, and returns what the body returns."""

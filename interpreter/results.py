@@ -22,9 +22,10 @@ from palmette.runtime.protocol import (
 class UnknownVariable(PalmetteError, KeyError):
     """A variable was read that the program did not set."""
 
-    def __init__(self, name: str, known: Mapping[str, Any]) -> None:
-        hint = suggestion(name, known) if known else "no variable is set; name one by gen(name)"
-        super().__init__(f"the program set no variable {name!r}", hint=hint)
+
+def unknown_variable(name: str, known: Mapping[str, Any]) -> UnknownVariable:
+    hint = suggestion(name, known) if known else "no variable is set; name one by gen(name)"
+    return UnknownVariable(f"the program set no variable {name!r}", hint=hint)
 
 
 class BranchConflict(PalmetteError):
@@ -52,12 +53,13 @@ class GenResult:
     completion_tokens: int
     seconds: float = 0.0
     constraint: Constraint | None = None
-    parse: Callable[[str], Any] | None = field(default=None, repr=False)
+    parse: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
     type_name: str | None = None
 
     @property
     def value(self) -> Any:
-        """The text as its type, or as parsed JSON where it has a schema; TruncatedError where it was cut."""
+        """The text as its type, or as parsed JSON where it has a schema; TruncatedError where it was cut, PalmetteError
+        where the type refuses what its schema allows."""
         if self.parse is None:
             if self.constraint is not None:
                 self._refuse_cut()
@@ -66,9 +68,12 @@ class GenResult:
         try:
             return self.parse(self.text)
         except ValueError as error:
-            if self.finish_reason == "constraint":
-                raise
-            raise self._cut(f"and is no complete {self.type_name}") from error
+            if self.finish_reason != "constraint":
+                raise self._cut(f"and is no complete {self.type_name}") from error
+            raise PalmetteError(
+                f"{self.name!r} is complete, but {self.type_name} refuses it: {error}",
+                hint="the type checks more than its JSON schema says: narrow it, or catch this error and ask again",
+            ) from error
 
     def _refuse_cut(self) -> None:
         if self.finish_reason in ("length", "cancelled", "error"):
@@ -246,8 +251,9 @@ def meta_info(result: Result) -> Any:
     return None if result is None else result.meta_info()
 
 
-def value_of(result: Result) -> Any:
-    """The typed value of a result; of a list, a list, with None for its holes."""
+def value_of(variable: Any, result: Result) -> Any:
+    """The typed value of a variable that `result` made: of a list of results, a list. What no generation made (a hole,
+    a variable that the program set) is its own value."""
     if isinstance(result, list):
-        return [value_of(item) for item in result]
-    return None if result is None else result.value
+        return [value_of(part, item) for part, item in zip(variable, result, strict=True)]
+    return variable if result is None else result.value

@@ -143,8 +143,7 @@ class State(Appendable):
         text was cut; a list after `n` > 1 or a join."""
         self._wait(self._maker(name))
         value = self._front.variable(name)
-        result = self._front.strand.memory.results[name]
-        return value if result is None else value_of(result)
+        return value_of(value, self._front.strand.memory.results[name])
 
     def get_meta_info(self, name: str) -> Any:
         """Token counts, finish reason, log-probabilities of a variable as a dict (or a list of them)."""

@@ -217,6 +217,7 @@ class Strand:
             self._set(current.name, [item.text for item in results] if several else first.text, result)
 
     async def _choose(self, current: op.Choose) -> None:
+        transcript = self.memory.transcript
         prompt = self._prompt(current)
         began = time.perf_counter()
         score = await self.shared.backend.score_async(
@@ -227,11 +228,11 @@ class Strand:
                 current.temperature,
                 current.seed,
                 name=current.name,
+                healable=transcript.literal_tail,
             )
         )
         seconds = time.perf_counter() - began
         result: SelectResult = select_result(current.name, current.choices, score, self.shared.codec.decode, seconds)
-        transcript = self.memory.transcript
         transcript.drop_tokens(score.healed)
         transcript.generated(result.text, result.tokens)
         if self._sink is not None:

@@ -45,6 +45,9 @@ class _Streamed:
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
+        if isinstance(failure, StopIteration | StopAsyncIteration):
+            # As it stands it would look like the stream's ordinary end (as in generators, PEP 479).
+            raise RuntimeError(f"the program raised {type(failure).__name__}") from failure
         if failure is not None:
             raise failure
 

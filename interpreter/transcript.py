@@ -42,6 +42,8 @@ class Transcript:
         self._held: list[Piece] | None = None
         self._pending: list[Piece] = []
         self._runs: list[tuple[int, ...]] = []
+        # How many of the last tokens are literal text, and may be spelled anew together with a choice.
+        self.literal_tail = 0
         self._messages: list[Message] = []
 
     def copy(self) -> Transcript:
@@ -50,6 +52,7 @@ class Transcript:
         twin._held = None if self._held is None else list(self._held)
         twin._pending = list(self._pending)
         twin._runs = list(self._runs)
+        twin.literal_tail = self.literal_tail
         twin._messages = list(self._messages)
         return twin
 
@@ -65,6 +68,8 @@ class Transcript:
     def generated(self, text: str, tokens: Sequence[int]) -> None:
         self.parts.append(text)
         self._runs.append(tuple(tokens))
+        if tokens:
+            self.literal_tail = 0
 
     def drop_tokens(self, count: int) -> None:
         """Takes the last `count` tokens away, whose text the next tokens spell anew; the text stays."""
@@ -139,6 +144,7 @@ class Transcript:
         if self._pending or not self._runs:
             run = tuple(codec.encode(self._pending, start=not self._runs))
             count = len(run)
+            self.literal_tail += count
             self._runs.append(run)
             self._pending = []
         return Prompt(tuple(token for run in self._runs for token in run), literal, count)

@@ -39,6 +39,8 @@ class Function:
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
         ):
             raise TypeError(f"{self.name}() needs a first parameter for the state, as in def {self.name}(s)")
+        if inspect.isgeneratorfunction(self.body) or inspect.isasyncgenfunction(self.body):
+            raise TypeError(f"{self.name}() is a generator: calling it runs nothing; remove the yield")
         # Frozen: the signature is worked out once, not at each of thousands of runs.
         object.__setattr__(self, "__name__", self.name)
         object.__setattr__(self, "__doc__", self.body.__doc__)

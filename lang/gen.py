@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from palmette.arguments import flag, integer, number, strings, unknown_keyword
+from palmette.arguments import flag, integer, is_text, number, strings, unknown_keyword
 from palmette.errors import ConstraintError, suggestion
 from palmette.lang.nodes import SELECT_METHODS, Gen, Select, SelectMethod, Spec
 from palmette.lang.sampling import ALIASES, FIELDS, sampling
@@ -115,6 +115,7 @@ def select(
     temperature: float = 0.0,
     seed: int | None = None,
     choices_method: SelectMethod | None = None,
+    **unknown: Any,
 ) -> Select:
     """The choice that the model finds likeliest after the text so far, kept as variable `name`.
 
@@ -123,6 +124,8 @@ def select(
     `state.result(name)` has the probabilities and the share of all probability that the choices hold.
     """
     where = f"select({name!r})" if name is not None else "select()"
+    for keyword in unknown:
+        raise unknown_keyword(where, keyword, ("choices", "method", "temperature", "seed", "choices_method"))
     if name is not None and not isinstance(name, str):
         raise TypeError(f"select takes the variable's name first, then the choices, not {name!r}")
     if choices is None:
@@ -134,8 +137,7 @@ def select(
         chosen = "probability"
     if chosen not in SELECT_METHODS:
         raise TypeError(f"{where}: method={chosen!r} is unknown; {suggestion(str(chosen), SELECT_METHODS)}")
-    options = strings(where, "choices", [choices] if isinstance(choices, str) else choices)
-    _refuse_empty(where, options)
+    options = _options(where, choices)
     if len(set(options)) < len(options):
         twice = max(options, key=options.count)
         raise ConstraintError(f"{where}: the choice {twice!r} occurs twice", hint="give each choice once")
@@ -155,20 +157,25 @@ def _select_of_gen(where: str, name: str | None, choices: Any, method: Any, sett
     return select(name, choices, method=method, temperature=temperature, seed=seed)
 
 
-def _refuse_empty(where: str, options: tuple[str, ...]) -> None:
+def _options(where: str, choices: Any) -> tuple[str, ...]:
+    if isinstance(choices, str):
+        raise TypeError(f"{where}: choices= takes a list of str, not one str")
+    options = strings(where, "choices", choices)
     if not options:
         raise ConstraintError(f"{where}: choices is empty", hint="give at least one choice")
+    for option in options:
+        if not is_text(option):
+            raise ConstraintError(
+                f"{where}: the choice {option!r} holds half of a surrogate pair", hint="give the whole character"
+            )
+    return options
 
 
 def _spec(where: str, kind: str, value: Any, typed: OutputType | None, whitespace: bool) -> Spec | None:
     if typed is not None:
         return None if typed.kind is None else Spec(typed.kind, typed.spec, whitespace)
     if kind == "choices":
-        if isinstance(value, str):
-            raise TypeError(f"{where}: choices= takes a list of str, not one str")
-        options = strings(where, kind, value)
-        _refuse_empty(where, options)
-        return Spec("choices", tuple(dict.fromkeys(options)))
+        return Spec("choices", tuple(dict.fromkeys(_options(where, value))))
     if kind == "json_schema":
         return Spec("json_schema", _schema_text(where, value), whitespace)
     if not isinstance(value, str):
@@ -202,7 +209,7 @@ def _schema_text(where: str, value: Any) -> str:
     try:
         plain = value if isinstance(value, bool) else dict(value)
         return json.dumps(plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConstraintError(
             f"{where}: the schema cannot be written as JSON: {error}", hint="plain data only"
         ) from None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from palmette.arguments import SAMPLING, check_order
+from palmette.arguments import SAMPLING, check_order, flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,8 @@ def _translate(where: str, values: dict[str, Any]) -> None:
             raise TypeError(f"{where}: max_tokens= and max_new_tokens= are one thing; give one of them")
         values["max_tokens"] = values.pop("max_new_tokens")
     wanted = values.pop("return_logprob", None)
+    if wanted is not None:
+        flag(where, "return_logprob", wanted)
     top = values.pop("top_logprobs_num", None)
     if wanted is None and top is None:
         return

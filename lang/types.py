@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, Literal, get_args, get_origin
@@ -103,12 +103,19 @@ def _by_text(pairs: list[tuple[str, Any]], given: object) -> dict[str, Any]:
 
 
 def _options(name: str, options: dict[str, Any]) -> OutputType:
-    def parse(text: str) -> Any:
-        if text not in options:
-            raise ValueError(f"{text!r} is none of {', '.join(options)}")
-        return options[text]
+    return OutputType(name, "choices", tuple(options), _OneOf(options))
 
-    return OutputType(name, "choices", tuple(options), parse)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _OneOf:
+    """Parses the spelling of one of several values. A class, so that results that hold it can be pickled."""
+
+    values: Mapping[str, Any]
+
+    def __call__(self, text: str) -> Any:
+        if text not in self.values:
+            raise ValueError(f"{text!r} is none of {', '.join(self.values)}")
+        return self.values[text]
 
 
 def _adapted(given: Any) -> OutputType:
@@ -125,8 +132,30 @@ def _adapted(given: Any) -> OutputType:
         raise TypeError(f"type={name} has no JSON schema: {_first_line(error)}") from error
     except (PydanticUserError, NameError, AttributeError) as error:
         raise TypeError(f"type={name} is no type that pydantic understands: {_first_line(error)}") from error
-    text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(_closed(schema), ensure_ascii=False, separators=(",", ":"))
     return OutputType(name, "json_schema", text, adapter.validate_json)
+
+
+def _closed(schema: Any) -> Any:
+    """The schema with objects of named fields closed, unless the type itself allows more (`extra="allow"`).
+
+    pydantic drops keys that a model does not have, so a generator that invents some only wastes its tokens.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    result = dict(schema)
+    for keyword in ("$defs", "properties"):
+        if isinstance(result.get(keyword), dict):
+            result[keyword] = {key: _closed(value) for key, value in result[keyword].items()}
+    for keyword in ("items", "additionalProperties"):
+        if keyword in result:
+            result[keyword] = _closed(result[keyword])
+    for keyword in ("prefixItems", "anyOf", "oneOf", "allOf"):
+        if isinstance(result.get(keyword), list):
+            result[keyword] = [_closed(value) for value in result[keyword]]
+    if "properties" in result:
+        result.setdefault("additionalProperties", False)
+    return result
 
 
 def _first_line(error: Exception) -> str:

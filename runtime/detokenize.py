@@ -18,13 +18,14 @@ class TextStream:
 
     Stop strings are compared as bytes, so that it does not matter where tokens end. `take()` gives the text that can
     be shown: it holds back bytes that may still become a stop string and the bytes of an unfinished character.
+    `shown`: how many bytes it gave.
     """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self.data = bytearray()
         self._stops = [(stop, stop.encode()) for stop in stops]
         self._longest = max((len(raw) for _, raw in self._stops), default=0)
-        self._shown = 0
+        self.shown = 0
 
     def feed(self, piece: bytes) -> list[StopHit]:
         """Append a token's bytes; the stop strings that it completes, the earliest first."""
@@ -52,16 +53,16 @@ class TextStream:
     def take(self, final: bool = False) -> str:
         """The text since the last call that is safe to show; `final`: the rest."""
         end = len(self.data) if final else self._safe_end()
-        if end <= self._shown:
+        if end <= self.shown:
             return ""
-        text = bytes(self.data[self._shown : end]).decode("utf-8", errors="replace")
-        self._shown = end
+        text = bytes(self.data[self.shown : end]).decode("utf-8", errors="replace")
+        self.shown = end
         return text
 
     def _safe_end(self) -> int:
         end = len(self.data) - self._held_by_stops()
         # An unfinished character is at most three bytes: find its first byte and see whether it is complete.
-        for back in range(1, min(3, end - self._shown) + 1):
+        for back in range(1, min(3, end - self.shown) + 1):
             byte = self.data[end - back]
             if byte >= 0xC0:
                 need = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4

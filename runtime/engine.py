@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from palmette.arguments import flag, integer, unknown_keyword
 from palmette.errors import CapabilityError, PalmetteError, suggestion
 from palmette.runtime import options
 from palmette.runtime.core import EngineCore
@@ -65,7 +66,9 @@ class Engine:
     "fp16"; None: as stored (quantised weights compute in fp32). kv_tokens: size of the KV cache in tokens.
     max_running: requests in progress at once; max_step_tokens: tokens that one step computes (prefill chunks are cut
     to it). cache: keep prefixes for later requests. policy: "lpm" (longest cached prefix first) or "fcfs". threads:
-    CPU threads, for the whole process. seed: what requests without a seed derive theirs from.
+    CPU threads, for the whole process. deterministic: True demands bit-identical results in every batch and schedule,
+    which fp32 on the CPU has anyway, and fails where they cannot be had. seed: what requests without a seed derive
+    theirs from.
 
     An engine is a backend for programs, and can be used by itself: `generate`, `agenerate`, `score`.
     """
@@ -86,12 +89,20 @@ class Engine:
         threads: int | None = None,
         deterministic: bool | None = None,
         seed: int = 0,
+        **unknown: Any,
     ) -> None:
-        _check_settings(kv_tokens, max_running, max_step_tokens, policy, threads)
-        _refuse_later(cache_dir=cache_dir, quantization=quantization, deterministic=deterministic)
+        for keyword in unknown:
+            raise unknown_keyword("Engine()", keyword, Engine.__init__.__kwdefaults__)
+        _check_settings(kv_tokens, max_running, max_step_tokens, policy, threads, cache, seed)
+        _refuse_later(cache_dir=cache_dir, quantization=quantization)
         if threads is not None:
             torch.set_num_threads(threads)
         loaded, tokenizer = load_model(resolve(model), dtype=dtype, device=device)
+        if deterministic and not loaded.batch_invariant:
+            raise CapabilityError(
+                f"deterministic=True: {loaded.dtype} on {loaded.device} has no bit-identical kernels",
+                hint='use dtype="fp32" on the CPU, or leave deterministic out',
+            )
         self._start(loaded, tokenizer, kv_tokens, max_running, max_step_tokens, cache, policy, seed)
 
     @classmethod
@@ -108,7 +119,7 @@ class Engine:
         seed: int = 0,
     ) -> Engine:
         """An engine around a model that is loaded already."""
-        _check_settings(kv_tokens, max_running, max_step_tokens, policy, None)
+        _check_settings(kv_tokens, max_running, max_step_tokens, policy, None, cache, seed)
         engine = cls.__new__(cls)
         engine._start(model, tokenizer, kv_tokens, max_running, max_step_tokens, cache, policy, seed)
         return engine
@@ -213,7 +224,13 @@ class Engine:
             if many:
                 raise TypeError("stream=True takes one prompt, not a list")
             return self._astream(requests[0])
-        results = await asyncio.gather(*(self._one(request) for request in requests))
+        tasks = [asyncio.ensure_future(self._one(request)) for request in requests]
+        try:
+            results = await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            raise
         return results if many else results[0]
 
     def score(
@@ -225,14 +242,17 @@ class Engine:
         temperature: float = 0.0,
         seed: int | None = None,
         namespace: str = "",
+        **unknown: Any,
     ) -> ScoreResult:
         """Which of `choices` continues the prompt (text, token ids or messages), and the distribution over them."""
+        for keyword in unknown:
+            raise unknown_keyword("score()", keyword, ("method", "temperature", "seed", "namespace"))
         prompts, many = prompts_of(prompt)
         if many:
             raise TypeError("score takes one prompt, not a list")
         request = ScoreRequest(
             prompt_tokens(self.tokenizer, prompts[0]),
-            tuple(choices),
+            options.choices("score()", choices),
             method,  # type: ignore[arg-type]
             temperature,
             seed,
@@ -301,7 +321,7 @@ class Engine:
             options.sampling_params(params, rest),
             options.constraint(rest),
             namespace,
-            stream=stream,
+            stream=flag("generate()", "stream", stream),
         )
 
     def _stream(self, request: GenerateRequest) -> Iterator[Chunk]:
@@ -329,7 +349,13 @@ class Engine:
 
 
 def _check_settings(
-    kv_tokens: int | None, max_running: int, max_step_tokens: int, policy: str, threads: int | None
+    kv_tokens: int | None,
+    max_running: int,
+    max_step_tokens: int,
+    policy: str,
+    threads: int | None,
+    cache: bool,
+    seed: int,
 ) -> None:
     for name, value in (
         ("kv_tokens", kv_tokens),
@@ -337,23 +363,21 @@ def _check_settings(
         ("max_step_tokens", max_step_tokens),
         ("threads", threads),
     ):
-        if value is not None and (not isinstance(value, int) or value < 1):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise PalmetteError(f"{name} is {value!r}", hint=f"{name} must be a whole number of at least 1")
     if policy not in POLICIES:
-        raise PalmetteError(f"there is no policy {policy!r}", hint=suggestion(policy, POLICIES))
+        raise PalmetteError(f"there is no policy {policy!r}", hint=suggestion(str(policy), POLICIES))
+    flag("Engine()", "cache", cache)
+    integer("Engine()", "seed", seed, least=-(2**63))
 
 
-def _refuse_later(*, cache_dir: str | Path | None, quantization: str | None, deterministic: bool | None) -> None:
+def _refuse_later(*, cache_dir: str | Path | None, quantization: str | None) -> None:
     """Settings that API.md names and this version does not have yet: refused, not ignored."""
     if cache_dir is not None:
         raise CapabilityError("the engine keeps no cache on disk yet", hint="leave cache_dir out")
     if quantization is not None:
         raise CapabilityError(
             "the engine does not quantise weights yet", hint="leave quantization out: weights are used as stored"
-        )
-    if deterministic:
-        raise CapabilityError(
-            "the engine cannot promise bit-identical tokens in every batch yet", hint="leave deterministic out"
         )
 
 

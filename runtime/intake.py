@@ -10,16 +10,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 
-from palmette.errors import ContextLengthError, PalmetteError, suggestion
+from palmette.errors import ContextLengthError, PalmetteError
 from palmette.runtime import options
 from palmette.runtime.constraints.compile import ConstraintCompiler, validate
 from palmette.runtime.core import KV_HINT
-from palmette.runtime.loop import EngineLoop, closed_error
+from palmette.runtime.loop import EngineLoop
 from palmette.runtime.models.model import Model
 from palmette.runtime.protocol import Event, GenerateRequest, ScoreRequest, ScoreResult
 from palmette.runtime.request import GenerateJob, Group, Job, TextTools
 from palmette.runtime.sampler import mix64
-from palmette.runtime.score import METHODS, Boundary, OptionTree, ScoreJob, check_choices, find_boundary, result_of
+from palmette.runtime.score import Boundary, OptionTree, ScoreJob, check_score, find_boundary, result_of
 from palmette.runtime.tokenizer import Tokenizer
 
 
@@ -41,8 +41,8 @@ class Intake:
         """Send a request on its way. `emit` is called from other threads with its events."""
         group = Group(request, emit)
         try:
-            if not self._loop.is_open:
-                raise closed_error()
+            self._loop.check()
+            options.check_namespace(request.namespace)
             group.request = request = replace(request, params=options.checked(request.params))
             jobs = self._jobs(request, group)
             if request.constraint is None:
@@ -106,15 +106,9 @@ class Intake:
     # -- score -------------------------------------------------------------------------------------------------------
 
     def _start_score(self, request: ScoreRequest, future: Future[ScoreResult], jobs: list[ScoreJob]) -> None:
-        if not self._loop.is_open:
-            raise closed_error()
-        check_choices(request.choices)
-        if request.method not in METHODS:
-            raise PalmetteError(f"select has no method {request.method!r}", hint=suggestion(request.method, METHODS))
-        if not 0.0 <= request.temperature < float("inf"):
-            raise PalmetteError(
-                f"temperature is {request.temperature}", hint="0 takes the best option, above 0 draws one"
-            )
+        self._loop.check()
+        check_score(request)
+        options.check_namespace(request.namespace)
         boundary = find_boundary(
             self._checked_prompt(request.tokens),
             request.choices,
@@ -204,7 +198,7 @@ class Intake:
                 )
 
     def _room(self, prompt: int, max_tokens: int | None) -> int:
-        """How many tokens may be generated behind a prompt of this length."""
+        """How many tokens may be generated behind a prompt of this length: what was asked for, or what fits."""
         need = 0 if max_tokens == 0 else 1
         if prompt + need > self._model.max_context:
             raise ContextLengthError(
@@ -215,17 +209,9 @@ class Intake:
             raise ContextLengthError(
                 f"the prompt has {prompt} tokens, the KV cache holds {self._kv_tokens}", hint=KV_HINT
             )
-        room = self._model.max_context - prompt
         # The last token that is drawn needs no slot.
-        if max_tokens is None:
-            return min(room, self._kv_tokens - prompt + 1)
-        new_tokens = min(room, max_tokens)
-        if prompt + new_tokens - 1 > self._kv_tokens:
-            raise ContextLengthError(
-                f"a prompt of {prompt} tokens and {new_tokens} new ones do not fit the KV cache of {self._kv_tokens}",
-                hint=KV_HINT,
-            )
-        return new_tokens
+        room = min(self._model.max_context - prompt, self._kv_tokens - prompt + 1)
+        return room if max_tokens is None else min(room, max_tokens)
 
     def _fresh_seed(self) -> int:
         """A seed for a request without one: from the engine's seed and the request's number."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -22,15 +23,27 @@ class EngineLoop:
         self._core = core
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._open = True
-        # Under the lock: a command is either in the inbox before the thread looks into it for the last time, or refused.
-        self._lock = threading.Lock()
+        # Under the lock: a command is in the inbox before the thread looks there for the last time, or it is refused.
+        # Re-entrant, since a garbage collection inside may end a stream of this engine, which wakes the loop.
+        self._lock = threading.RLock()
         self._ended = False
+        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="palmette-engine", daemon=True)
         self._thread.start()
 
     @property
     def is_open(self) -> bool:
         return self._open
+
+    def check(self) -> None:
+        """Raise where nothing would ever be answered: after the close, and in a forked process."""
+        if os.getpid() != self._pid:
+            raise BackendError(
+                "this engine belongs to the parent process, and its thread does not run here",
+                hint="make the Engine in the child process, or start the child by spawn",
+            )
+        if not self._open:
+            raise closed_error()
 
     def add(self, job: Job) -> None:
         """Hand a job over. It is answered by its own callbacks, also where the engine closes before it begins."""
@@ -51,13 +64,16 @@ class EngineLoop:
             except BaseException as error:
                 future.set_exception(error)
 
-        if not self._open or not self._put(work):
+        self.check()
+        if not self._put(work):
             raise closed_error()
         return future.result()
 
     def close(self) -> None:
         """End what is in flight as cancelled and stop the thread. Idempotent."""
         self._open = False
+        if os.getpid() != self._pid:
+            return
         self.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()

@@ -20,6 +20,8 @@ _OPTIONAL = ("max_tokens", "seed", "logprobs")
 
 def sampling_params(base: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
     """`base` (or the defaults) with `options` put over it, checked. Constraint keywords are left to `constraint`."""
+    if base is not None and not isinstance(base, SamplingParams):
+        raise TypeError(f"generate(): params= takes SamplingParams, not {base!r}; or give its fields as keywords")
     for name in options:
         if name in _LATER:
             raise CapabilityError(f"the in-process engine has no {name} yet", hint=f"leave {name} out")
@@ -46,6 +48,18 @@ def checked(params: SamplingParams) -> SamplingParams:
     return SamplingParams(**plain)
 
 
+def choices(where: str, value: object) -> tuple[str, ...]:
+    """A list of options. One str is refused: it would be taken for the list of its characters, or for one option."""
+    if isinstance(value, str):
+        raise TypeError(f"{where}: choices= takes a list of str, not {value!r}")
+    return strings(where, "choices", value)
+
+
+def check_namespace(value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"namespace= takes a str, not {value!r}; leave it out for the common one")
+
+
 def constraint(options: Mapping[str, Any]) -> Constraint | None:
     """The constraint among the keywords; TypeError where there are two."""
     given = [name for name in CONSTRAINTS if options.get(name) is not None]
@@ -55,13 +69,11 @@ def constraint(options: Mapping[str, Any]) -> Constraint | None:
         return None
     kind, spec = given[0], options[given[0]]
     if kind == "choices":
-        if isinstance(spec, str):
-            raise TypeError(f"generate(): choices= takes a list of str, not {spec!r}")
-        return Constraint("choices", strings("generate()", "choices", spec))
+        return Constraint("choices", choices("generate()", spec))
     if kind == "json_schema" and not isinstance(spec, str):
         try:
             return Constraint("json_schema", json.dumps(spec))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ConstraintError(f"json_schema is no JSON: {error}", hint="give a dict or JSON text") from None
     if not isinstance(spec, str):
         raise TypeError(f"generate(): {kind}= takes a str, not {spec!r}")

@@ -35,6 +35,7 @@ class SamplingParams:
     """How tokens are drawn. The defaults are those of `gen`.
 
     max_tokens: upper bound of generated tokens, forced ones included; None: to the end of the context; 0: prefill only.
+    min_tokens: no end before so many; a constraint whose text is complete earlier, with nothing left to add, ends it.
     top_k: -1 is off. logprobs: None is off; k >= 0 gives the drawn token's log-probability and the k best others.
     seed: None draws one per request; equal (seed, prompt, parameters) give equal tokens.
     """
@@ -113,7 +114,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More text of sample `index`. Never a broken character, never any part of a stop string."""
+    """More text of sample `index`. Never a broken character, never any part of a stop string.
+
+    tokens: those that are settled since the last one; joined, they are the output's. A token of which a stop string may
+    still take a part comes later than its first letters, with an empty text if need be.
+    """
 
     text: str
     tokens: tuple[int, ...] = ()

@@ -8,7 +8,9 @@ next n tokens".
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,6 +37,7 @@ from palmette.runtime.protocol import (
 from palmette.runtime.sampler import Drawn, Row, sample_seed
 
 _ids = count()
+_log = logging.getLogger("palmette")
 
 
 class Span(NamedTuple):
@@ -176,7 +179,7 @@ class GenerateJob(Job):
         self.dropped_end = 0
         self.text_ends: list[int] = []
         self.logprobs: list[TokenLogprob] = []
-        self.pending: list[int] = []
+        self.sent = 0
         penalised = (
             self.params.frequency_penalty or self.params.presence_penalty or self.params.repetition_penalty != 1.0
         )
@@ -213,13 +216,16 @@ class GenerateJob(Job):
         return Row(self.params, self.seed, self.length, mask, banned, self.counts, self._prompt_ids())
 
     def _mask_ends(self, mask: np.ndarray) -> None:
-        """Ids that would end the request are legal exactly where the structure may end."""
+        """Ids that would end the request are legal exactly where the structure may end; below `min_tokens`, only where
+        it also must."""
         assert self.matcher is not None
-        may_end = self.matcher.allows_end()
         view = mask.view(np.uint32)
+        bits = np.zeros_like(view)
         for token in self.ends:
-            bit = np.uint32(1 << (token & 31))
-            view[token >> 5] = view[token >> 5] | bit if may_end else view[token >> 5] & ~bit
+            bits[token >> 5] |= np.uint32(1 << (token & 31))
+        view &= ~bits
+        if self.matcher.allows_end() and (self.generated >= self.params.min_tokens or not view.any()):
+            view |= bits
 
     def _prompt_ids(self) -> np.ndarray | None:
         return np.unique(self.prompt) if self.params.repetition_penalty != 1.0 else None
@@ -296,7 +302,6 @@ class GenerateJob(Job):
                 self._stop(hit)
                 return
         self.text_ends.append(len(self.text.data))
-        self.pending.append(token)
 
     def _stop(self, hit: StopHit) -> None:
         self.text.cut(hit.at)
@@ -307,12 +312,22 @@ class GenerateJob(Job):
         if not self.group.request.stream:
             return
         text = self.text.take(final)
-        if text:
-            self.group.emit(Delta(text, tuple(self.pending), self.index))
-            self.pending = []
+        if final:
+            tokens = self._kept_tokens()[self.sent :]
+        else:
+            # A token of which a part may still be cut off waits for its last byte.
+            whole = bisect_right(self.text_ends, self.text.shown) if text else self.sent
+            tokens = tuple(self.tokens[self.prompt_length + self.sent : self.prompt_length + whole].tolist())
+        if text or tokens:
+            self.group.emit(Delta(text, tokens, self.index))
+            self.sent += len(tokens)
 
     def finish(self, reason: FinishReason, matched: str | int | None = None) -> None:
         """End the sample: its last text, its output."""
+        if reason == "constraint" and self.generated < self.params.min_tokens:
+            _log.warning(
+                "min_tokens=%d: the constraint was complete after %d tokens", self.params.min_tokens, self.generated
+            )
         self.done = True
         self.finish_reason = reason
         self.matched = matched

@@ -86,7 +86,8 @@ def _adjust(logits: torch.Tensor, row: Row) -> None:
         _penalise(logits, row)
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), dtype=torch.long)
-        logits[ids] += torch.tensor([float(v) for v in params.logit_bias.values()])
+        bias = torch.tensor(list(params.logit_bias.values()), dtype=torch.float64)
+        logits[ids] = _finite(logits[ids].double() + bias)
     if row.mask is not None:
         bits = np.unpackbits(row.mask.view(np.uint8), bitorder="little", count=logits.shape[0])
         np.copyto(logits.numpy(), -np.inf, where=bits == 0)
@@ -102,12 +103,20 @@ def _penalise(logits: torch.Tensor, row: Row) -> None:
     if params.repetition_penalty != 1.0:
         seen = set(counts) | set(row.prompt.tolist() if row.prompt is not None else ())
         ids = torch.tensor(sorted(seen), dtype=torch.long)
-        values = logits[ids]
-        logits[ids] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+        values = logits[ids].double()
+        penalty = params.repetition_penalty
+        logits[ids] = _finite(torch.where(values > 0, values / penalty, values * penalty))
     if counts and (params.frequency_penalty or params.presence_penalty):
         ids = torch.tensor(list(counts), dtype=torch.long)
-        times = torch.tensor([float(n) for n in counts.values()])
-        logits[ids] -= params.frequency_penalty * times + params.presence_penalty
+        times = torch.tensor(list(counts.values()), dtype=torch.float64)
+        penalties = params.frequency_penalty * times + params.presence_penalty
+        logits[ids] = _finite(logits[ids].double() - penalties)
+
+
+def _finite(logits: torch.Tensor) -> torch.Tensor:
+    """float64 logits as float32, which may not overflow: two that are infinite leave no distribution."""
+    limit = torch.finfo(torch.float32).max
+    return logits.clamp(-limit, limit).float()
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from palmette.errors import ConstraintError
+from palmette.arguments import SAMPLING, is_text, number
+from palmette.errors import ConstraintError, PalmetteError, suggestion
 from palmette.runtime.protocol import ByChoice, ScoreRequest, ScoreResult, SelectMethod, Usage
 from palmette.runtime.request import Job, Span
 from palmette.runtime.sampler import uniform
@@ -41,21 +42,29 @@ class Boundary:
     healed: int
 
 
-def check_choices(choices: Sequence[str]) -> None:
-    """Raise ConstraintError unless there are options, none of them empty, none twice."""
-    if not choices:
+def check_score(request: ScoreRequest) -> None:
+    """Raise ConstraintError unless there are options that are texts, none of them empty, none twice; PalmetteError or
+    TypeError for a method, temperature or seed that makes no sense."""
+    if not request.choices:
         raise ConstraintError("select has no choices", hint="give at least one option")
-    for index, choice in enumerate(choices):
-        if not isinstance(choice, str) or not choice:
+    seen: set[str] = set()
+    for index, choice in enumerate(request.choices):
+        if not isinstance(choice, str) or not choice or not is_text(choice):
             raise ConstraintError(
                 f"choice {index} is {choice!r}",
                 pointer=f"/{index}",
-                hint="every option is a text of at least one character",
+                hint="every option is a text of at least one character, without halves of surrogate pairs",
             )
-        if choice in choices[:index]:
+        if choice in seen:
             raise ConstraintError(
                 f"the choice {choice!r} stands twice", pointer=f"/{index}", hint="leave one of them out"
             )
+        seen.add(choice)
+    if request.method not in METHODS:
+        raise PalmetteError(f"select has no method {request.method!r}", hint=suggestion(str(request.method), METHODS))
+    number("score()", "temperature", request.temperature, low=0)
+    if request.seed is not None:
+        SAMPLING["seed"]("score()", "seed", request.seed)
 
 
 def find_boundary(
@@ -74,10 +83,10 @@ def find_boundary(
     # What stays must end the prompt, so at least one token stays for the model to read.
     back = min(back, len(tokens) - 1)
     stay = len(tail) - back
-    if back == 0:
-        return Boundary(tuple(tokens), tuple(tuple(ids[len(tail) :]) for ids in spelled), b"", 0)
     if any(ids[:stay] != tail[:stay] for ids in spelled):
         return Boundary(tuple(tokens), tuple(tuple(encode(choice)) for choice in choices), b"", 0)
+    if back == 0:
+        return Boundary(tuple(tokens), tuple(tuple(ids[stay:]) for ids in spelled), b"", 0)
     rest = b"".join(bytes_of[token] or b"" for token in tail[stay:])
     return Boundary(tuple(tokens[:-back]), tuple(tuple(ids[stay:]) for ids in spelled), rest, back)
 
@@ -143,6 +152,13 @@ class OptionTree:
                 self.nodes.append(Node(token, at))
                 self.nodes[at].children[token] = child
             at = child
+        if at == 0 or self.nodes[at].option is not None:
+            other = "no tokens" if at == 0 else f"the tokens of choice {self.nodes[at].option}"
+            raise ConstraintError(
+                f"the tokenizer spells choice {option} by {other}",
+                pointer=f"/{option}",
+                hint="give options that differ in more than the tokenizer's normal form",
+            )
         self.nodes[at].option = option
         return at
 

@@ -201,7 +201,9 @@ class MockBackend:
             sums = [math.log((2 if index == best else 1) / (len(choices) + 1)) for index in range(len(choices))]
             rows = [_spread(total, len(ids)) for total, ids in zip(sums, tokens, strict=True)]
         means = [total / max(len(row), 1) for total, row in zip(sums, rows, strict=True)]
-        scores = means if request.method == "token_length_normalized" else sums
+        # A choice that was scripted by its name is the answer, by whatever method.
+        by_mean = request.method == "token_length_normalized" and isinstance(answer, Mapping)
+        scores = means if by_mean else sums
         index = max(range(len(choices)), key=scores.__getitem__)
         weights = [math.exp(score - scores[index]) for score in scores]
         probabilities = tuple(weight / math.fsum(weights) for weight in weights)

@@ -38,7 +38,10 @@ class _Tokens:
     def __call__(self, text: bytes | str) -> list[int]:
         raw = text.encode() if isinstance(text, str) else bytes(text)
         if self._vocabulary.encode is not None:
-            return self._vocabulary.encode(raw)
+            tokens = self._vocabulary.encode(raw)
+            # A tokenizer that drops or rewrites what it cannot spell would have llguidance force other text.
+            if self._vocabulary.text(tokens) == raw:
+                return tokens
         return self._vocabulary.segment(raw) or []
 
 
@@ -93,7 +96,13 @@ class LlgMatcher:
             row[:] = vocabulary.end_bits if self.allows_end() else 0
             return True
         target = row if row.flags.c_contiguous and row.dtype == np.int32 else np.zeros(vocabulary.words, np.int32)
-        fill_next_token_bitmask(self._matcher, target.reshape(1, -1), 0)
+        forced = self._matcher.compute_ff_bytes()
+        if forced and vocabulary.segment(forced) is None:
+            # llguidance takes it that any text can be spelled, and its mask is no use where that is not so.
+            agree = [t for t in vocabulary.agreeing(forced) if self._matcher.validate_tokens([t]) == 1]
+            target[:] = vocabulary.row(np.array(agree, np.int64))
+        else:
+            fill_next_token_bitmask(self._matcher, target.reshape(1, -1), 0)
         if self._matcher.is_error():
             # A limit was met in the middle of a text. An empty row says "no token", which the engine reports.
             row[:] = 0
@@ -103,7 +112,7 @@ class LlgMatcher:
         if len(used) == 1 and int(target[used[0]]).bit_count() == 1:
             # Where the tokenizer's own next token is certain, llguidance's mask has that one only. Which other tokens
             # spell the beginning of the forced text is for `forced` to decide, not for the mask.
-            for _, token in vocabulary.matches(self._matcher.compute_ff_bytes()):
+            for _, token in vocabulary.matches(forced):
                 target.view(np.uint32)[token >> 5] |= np.uint32(1 << (token & 31))
         if self._matcher.is_accepting():
             target |= vocabulary.end_bits

@@ -76,6 +76,11 @@ class Vocabulary:
             for token in self.trie.ends_at(node):
                 yield end + 1, int(token)
 
+    def agreeing(self, text: bytes) -> list[int]:
+        """The tokens that begin `text` or go on beyond it."""
+        table = enumerate(self.token_bytes)
+        return [t for t, spelling in table if spelling and (text.startswith(spelling) or spelling.startswith(text))]
+
     def segment(self, text: bytes) -> list[int] | None:
         """Some tokens that spell `text` (not in general the tokenizer's own), or None where none do."""
         # Whether a position can be reached is decided front to back, and each keeps the token that reached it first.

@@ -212,3 +212,19 @@ def test_context_variables_reach_the_bodies():
 
     tenant.set("acme")
     assert [state["tenant"] for state in program.run_batch([{}, {}], backend=MockBackend())] == ["acme"] * 2
+
+
+@pytest.mark.parametrize(
+    ("items", "options", "words"),
+    [
+        ({"i": 1}, {}, "list of items"),
+        ({}, {}, "list of items"),
+        ("", {}, "list of items"),
+        (5, {}, "list of items"),
+        ([(1,)], {"progress_bar": "x"}, "progress_bar"),
+        ([(1,)], {"generator_style": 1}, "generator_style"),
+    ],
+)
+def test_wrong_arguments_of_run_batch_are_refused_at_once(items, options, words):
+    with pytest.raises(TypeError, match=words):
+        ask.run_batch(items, backend=MockBackend(default="v"), **options)

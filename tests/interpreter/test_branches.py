@@ -299,3 +299,33 @@ def test_forking_in_a_loop_gathers_the_same_name_again():
     assert program.run(own=False, backend=MockBackend(answers))["x"] == ["e", "f"]
     with pytest.raises(pt.BranchConflict, match="'x'"):
         program.run(own=True, backend=MockBackend(answers)).text()
+
+
+def test_variables_set_by_hand_in_branches_are_values_after_the_join():
+    @pt.function
+    def program(s):
+        with s.fork(3) as branches:
+            branches[0].set_var("n", 1)
+            branches[1] += pt.gen("n", type=int)
+
+    state = program.run(backend=MockBackend({"n": "7"}))
+    assert state["n"] == [1, "7", None]
+    assert state.value("n") == [1, 7, None]
+
+
+def test_a_runs_seed_gives_each_branch_its_own():
+    @pt.function
+    def program(s):
+        s += pt.gen("before")
+        with s.fork(3) as branches:
+            for branch in branches:
+                branch += pt.gen("x") + pt.gen("fixed", seed=5)
+
+    seeds = []
+    for _ in range(2):
+        backend = MockBackend(default="v")
+        program.run(seed=7, backend=backend).text()
+        seeds.append([(r.name, r.params.seed) for r in backend.requests])
+    assert sorted(seeds[0]) == sorted(seeds[1])
+    assert ("before", 7) in seeds[0] and seeds[0].count(("fixed", 5)) == 3
+    assert len({seed for name, seed in seeds[0] if name == "x"}) == 3

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from types import SimpleNamespace
 
 import pytest
 
@@ -295,3 +296,31 @@ print("done")
 """
     ended = subprocess.run([sys.executable, "-c", code], timeout=20, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")
+
+
+def test_ctrl_c_right_before_a_wait_begins_is_not_lost(monkeypatch):
+    """A signal after the last look at signals and before the thread blocks does not end the block."""
+    from palmette.interpreter import bodies
+
+    class Deaf:
+        """A lock whose wait no signal ends, as if each came right before it began."""
+
+        def __init__(self):
+            self.lock = threading.Lock()
+
+        def acquire(self, timeout=-1):
+            if not self.lock.acquire(blocking=False):
+                seen = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+                time.sleep(8 if timeout < 0 else timeout)
+                signal.pthread_sigmask(signal.SIG_SETMASK, seen)
+
+        def release(self):
+            self.lock.release()
+
+    monkeypatch.setattr(bodies, "threading", SimpleNamespace(Lock=Deaf, get_ident=threading.get_ident))
+    backend = MockBackend(default="v", delay=60)
+    interrupt_when(lambda: backend.active == 1)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        ask.run(backend=backend)
+    assert time.monotonic() - began < 5

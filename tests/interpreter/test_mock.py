@@ -52,6 +52,22 @@ def test_lists_functions_and_defaults():
     assert run(pt.select("c", ["b", "a"]), MockBackend(default="text"))["c"] == "b"
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        "probability",
+        "token_length_normalized",
+        "greedy_token_selection",
+        "unconditional_likelihood_normalized",
+    ],
+)
+def test_a_scripted_choice_is_the_answer_by_every_method(method):
+    labels = ["Billing", "Billing - refund of the whole sum", "Login"]
+    state = run(pt.select("label", labels, method=method), MockBackend({"label": "Login"}))
+    assert state["label"] == "Login"
+    assert max(labels, key=state.result("label").probabilities.__getitem__) == "Login"
+
+
 def test_text_tokenises_otherwise_in_two_parts_than_as_a_whole():
     codec = MockCodec()
     assert codec.encode("ab") + codec.encode("cd") != codec.encode("abcd")

@@ -227,6 +227,27 @@ def test_typed_values_and_truncation():
     assert '{"x":1,"y":2}'.startswith(cut["point"])
 
 
+def test_a_value_that_its_type_refuses_is_one_of_our_errors():
+    @dataclasses.dataclass
+    class Ordered:
+        low: int
+        high: int
+
+        def __post_init__(self):
+            if self.low > self.high:
+                raise ValueError("low is above high")
+
+    @pt.function
+    def program(s):
+        s += pt.gen("range", type=Ordered)
+
+    state = program.run(backend=MockBackend({"range": '{"low":3,"high":2}'}))
+    with pytest.raises(pt.PalmetteError, match=r"(?s)'range' is complete, but .*low is above high") as caught:
+        state.value("range")
+    assert caught.value.hint and not isinstance(caught.value, pt.TruncatedError)
+    assert state["range"] == '{"low":3,"high":2}'
+
+
 def test_select_appends_its_choice_and_tells_its_distribution():
     @pt.function
     def program(s):
@@ -399,3 +420,34 @@ def test_a_backend_that_just_stops_is_an_error():
 
     with pytest.raises(pt.BackendError, match="without a result"):
         program.run(backend=Silent())["x"]
+
+
+def test_only_literal_text_may_be_spelled_anew_by_a_select():
+    @pt.function
+    def program(s):
+        s += "x ab" + pt.gen("y") + pt.select("c", ["c", "d"])
+        s += "lit" + pt.select("d", ["c", "d"])
+        s += "e" + pt.gen("empty") + "f" + pt.select("e", ["c", "d"])
+
+    backend = MockBackend({"y": "generated", "empty": ""})
+    assert program.run(backend=backend).error is None
+    scores = [request for request in backend.requests if hasattr(request, "choices")]
+    lengths = [0, len(backend.codec.encode("lit")), len(backend.codec.encode("e")) + len(backend.codec.encode("f"))]
+    assert [request.healable for request in scores] == lengths
+
+
+def test_results_and_errors_survive_pickling():
+    import pickle
+
+    @pt.function
+    def program(s):
+        s += pt.gen("a", type=bool) + pt.gen("b", type=int) + pt.gen("c", json_schema={}) + pt.select("d", ["p", "q"])
+
+    state = program.run(backend=MockBackend({"a": "True", "b": "5", "c": "[1]"}))
+    for name, value in (("a", True), ("b", 5), ("c", [1]), ("d", state["d"])):
+        twin = pickle.loads(pickle.dumps(state.result(name)))
+        assert twin == state.result(name) and twin.value == value
+    with pytest.raises(pt.UnknownVariable) as caught:
+        state["e"]
+    twin = pickle.loads(pickle.dumps(caught.value))
+    assert (str(twin), twin.hint) == (str(caught.value), caught.value.hint)

@@ -193,3 +193,20 @@ def test_leaving_a_stream_of_an_async_program_early_cancels_it():
         next(stream)
         assert settled(lambda: source.active == 1)
     assert settled(lambda: source.active == 0)
+
+
+def test_a_stop_iteration_of_the_program_is_not_the_streams_end():
+    @pt.function
+    def program(s):
+        s += pt.gen("x")
+        next(iter(()))
+
+    with pytest.raises(RuntimeError, match="StopIteration") as caught:
+        list(program.stream(backend=backend()))
+    assert isinstance(caught.value.__cause__, StopIteration)
+
+
+def test_branches_is_true_or_false():
+    for stream in (chat.stream, chat.astream):
+        with pytest.raises(TypeError, match="branches"):
+            stream(backend=backend(), branches="all")

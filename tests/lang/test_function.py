@@ -87,6 +87,16 @@ def test_a_state_parameter_is_needed():
             pt.function(body)
     with pytest.raises(TypeError, match="did you mean 'temperature'"):
         pt.function(temperatur=1)
+
+    def generator(s):
+        yield s
+
+    async def async_generator(s):
+        yield s
+
+    for body in (generator, async_generator):
+        with pytest.raises(TypeError, match="yield"):
+            pt.function(body)
     with pytest.raises(TypeError, match="decorates a function"):
         pt.function(3)
 

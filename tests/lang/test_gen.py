@@ -115,6 +115,9 @@ def test_constraints_become_plain_data():
         ({"choices": ["a"], "method": "mean"}, TypeError, "unknown"),
         ({"choices": ["a"], "temperature": -1}, pt.ArgumentError, "temperature"),
         ({"choices": [1]}, TypeError, "list of str"),
+        ({"choices": "yes"}, TypeError, "list of str"),
+        ({"choices": ["a", "\ud800"]}, pt.ConstraintError, "surrogate"),
+        ({"choices": ["a"], "metod": "probability"}, TypeError, "did you mean 'method'"),
     ],
 )
 def test_select_refuses_too(arguments, error, words):
@@ -130,3 +133,15 @@ def test_expressions_add_up_flat():
     assert pt.special("<s>") == Text("<s>", trusted=True)
     with pytest.raises(TypeError, match="cannot append int 3"):
         _ = a + 3
+
+
+def test_more_that_gen_refuses():
+    with pytest.raises(TypeError, match="return_logprob"):
+        pt.gen("x", return_logprob="yes")
+    with pytest.raises(pt.ArgumentError, match="surrogate"):
+        pt.gen("x", stop="\ud800")
+    schema = {}
+    for _ in range(3000):
+        schema = {"items": schema}
+    with pytest.raises(pt.ConstraintError, match="cannot be written as JSON"):
+        pt.gen("x", json_schema=schema)

@@ -106,3 +106,25 @@ class Opaque:
 def test_what_has_no_schema_is_refused(wrong):
     with pytest.raises(TypeError, match="type="):
         output_type(wrong)
+
+
+class Leaf(pydantic.BaseModel):
+    name: str
+
+
+class Open(pydantic.BaseModel, extra="allow"):
+    leaf: Leaf
+    table: dict[str, int]
+
+
+def test_objects_are_closed_unless_the_type_allows_more():
+    def accepts(kind, value):
+        schema = json.loads(output_type(kind).spec)
+        return jsonschema.Draft202012Validator(schema).is_valid(value)
+
+    leaf = {"name": "x"}
+    assert accepts(Leaf, leaf) and not accepts(Leaf, {**leaf, "more": 1})
+    assert accepts(list[Leaf], [leaf]) and not accepts(list[Leaf], [{**leaf, "more": 1}])
+    whole = {"leaf": leaf, "table": {"a": 1}, "more": 1}
+    assert accepts(Open, whole) and not accepts(Open, {**whole, "leaf": {**leaf, "more": 1}})
+    assert accepts(Leaf | None, None) and not accepts(Leaf | None, {**leaf, "more": 1})

@@ -6,6 +6,8 @@ import pytest
 
 from palmette.errors import ModelError
 from palmette.runtime.chat import ChatTemplate, default_template
+from palmette.runtime.prompt import chat_pieces
+from palmette.runtime.tokenizer import Tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -122,6 +124,24 @@ def test_no_template_and_broken_templates():
         template("nothing").open(["user"])
     with pytest.raises(ModelError, match="refuses the roles user"):
         template("{{ messages[0].content + missing.deeper.still }}").open(["user"])
+
+
+def test_an_empty_system_message_is_absent_where_the_template_refuses_one():
+    """Case oa-05."""
+    strict = (
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    user, empty = {"role": "user", "content": "hi"}, {"role": "system", "content": ""}
+    refusing = Tokenizer.of_bytes(chat_template=strict)
+    assert chat_pieces(refusing, [empty, user]) == chat_pieces(refusing, [user])
+    for messages in ([{**empty, "content": "Be kind."}, user], [empty], [empty, empty], [user, user]):
+        with pytest.raises(ModelError, match="roles must alternate"):
+            chat_pieces(refusing, messages)
+    # Where there is a place for it, an empty one says something: it stands in the way of a default system text.
+    open_minded = Tokenizer.of_bytes(chat_template=DEFAULT_SYSTEM)
+    assert "Be kind." in "".join(piece.text for piece in chat_pieces(open_minded, [user]))
+    assert "Be kind." not in "".join(piece.text for piece in chat_pieces(open_minded, [empty, user]))
 
 
 def test_templates_run_in_a_sandbox():

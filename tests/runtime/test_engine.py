@@ -135,13 +135,14 @@ def test_the_pool_is_never_over_committed(tiny_engine: Make) -> None:
 def test_what_can_never_fit_is_refused_at_once(tiny_engine: Make) -> None:
     engine = tiny_engine(kv_tokens=64)
     with pytest.raises(ContextLengthError, match="KV cache") as caught:
-        engine.generate([1] * 40, max_tokens=30)
+        engine.generate([1] * 65, max_tokens=1)
     assert "kv_tokens" in caught.value.hint
     with pytest.raises(ContextLengthError, match="context"):
         engine.generate([1] * 5000, max_tokens=1)
-    # A prompt that fits is capped to what the cache holds when no limit is asked for.
-    out = engine.generate([1] * 40, max_tokens=None, ignore_eos=True)
-    assert (len(out.tokens), out.finish_reason) == (25, "length")
+    # A prompt that fits is answered as far as there is room.
+    for limit in (30, None):
+        out = engine.generate([1] * 40, max_tokens=limit, ignore_eos=True)
+        assert (len(out.tokens), out.finish_reason) == (25, "length")
 
 
 def test_prefill_only(tiny_engine: Make) -> None:
@@ -382,13 +383,16 @@ def test_in_a_forked_process_the_engine_refuses_and_does_not_hang(tiny_engine: M
     if child == 0:
         signal.alarm(10)
         refused = 0
-        for call in calls:
-            try:
-                call()
-            except BackendError as error:
-                refused += "parent process" in str(error)
-        engine.close()
-        os._exit(refused)
+        try:
+            for call in calls:
+                try:
+                    call()
+                except BackendError as error:
+                    refused += "parent process" in str(error)
+            engine.close()
+        finally:
+            # Whatever happened: this process must not go on as a second pytest.
+            os._exit(refused)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(calls)
     assert len(engine.generate([1], max_tokens=2, ignore_eos=True).tokens) == 2
 

@@ -93,3 +93,21 @@ def test_random_numbers_depend_on_seed_and_position_only() -> None:
     assert 0.45 < np.mean(values) < 0.55 and min(values) >= 0.0 and max(values) < 1.0
     assert len({sample_seed(7, index) for index in range(100)}) == 100
     assert sample_seed(7, 0) == 7
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"logit_bias": {0: 1e308}},
+        {"logit_bias": {0: 1e308, 1: 1e308}},
+        {"presence_penalty": -1e308},
+        {"frequency_penalty": -1e308, "presence_penalty": 1e308},
+        {"repetition_penalty": 1e-300},
+    ],
+)
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_settings_beyond_all_measure_saturate(params: dict, temperature: float) -> None:
+    asked = Row(SamplingParams(temperature=temperature, logprobs=1, **params), 1, 0, counts={0: 2, 1: 1})
+    (drawn,) = sample(torch.tensor([[1.0, 2.0, 0.5, -1.0]]), [asked])
+    assert drawn.token in (0, 1)
+    assert drawn.logprob is not None and -1.0 < drawn.logprob.logprob <= 0.0

@@ -164,3 +164,36 @@ def test_numbers_by_choice_are_found_by_place_and_by_text() -> None:
     assert pickle.loads(pickle.dumps(numbers)).items() == copy.deepcopy(numbers).items() == numbers.items()
     with pytest.raises(KeyError, match="none of the choices"):
         numbers["maybe"]
+
+
+def test_a_prompt_of_one_token_that_an_option_would_swallow_is_not_healed() -> None:
+    """One token must stay for the model to read; the options are spelled by themselves then, none by nothing."""
+    spelling = [b"<s>", b" ", b" yes", b"yes", b"no"]
+    ids = {" ": [1], "yes": [3], " yes": [2], "no": [4], " no": [1, 4]}
+    boundary = find_boundary([1], ["yes", "no"], healable=None, bytes_of=spelling, encode=ids.__getitem__)
+    assert boundary == Boundary((1,), ((3,), (4,)), b"", 0)
+
+
+def test_options_that_the_tokenizer_does_not_tell_apart_are_refused() -> None:
+    for spelled in (((1,), (1,)), ((1,), ())):
+        with pytest.raises(ConstraintError, match="choice 1"):
+            OptionTree(Boundary((0,), spelled, b"", 0), [b"a", b"b"])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"choices": "yes"}, TypeError, "list of str"),
+        ({"choices": None}, TypeError, "list of str"),
+        ({"choices": ["\ud800", "b"]}, ConstraintError, "choice 0"),
+        ({"temperature": "x"}, TypeError, "temperature"),
+        ({"temperature": float("nan")}, PalmetteError, "temperature"),
+        ({"seed": "x"}, TypeError, "seed"),
+        ({"method": None}, PalmetteError, "method"),
+        ({"namespace": ["x"]}, TypeError, "namespace"),
+        ({"metod": "probability"}, TypeError, "did you mean 'method'"),
+    ],
+)
+def test_wrong_arguments_of_score_are_refused_at_once(tiny_engine, options, error, words) -> None:
+    with pytest.raises(error, match=words):
+        tiny_engine().score("q", **{"choices": ["a", "b"], **options})

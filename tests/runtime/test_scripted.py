@@ -43,6 +43,26 @@ def test_a_token_cut_by_a_stop_string_is_spelled_anew(scripted_engine: Make) -> 
     assert (out.text, out.tokens) == ("aab", (1, 1, 2))
 
 
+@pytest.mark.parametrize(
+    ("vocab", "script", "stop"),
+    [
+        (["x", " it up\n", "Obs", "erv", " it", " up"], [" it up\n", "Obs", "erv"], "\nObserv"),
+        (["x", "a", "aax"], ["a", "a", "a", "x"], "aax"),
+        ([b"x", b"\xf0\x9f", b"\x91\x88", b"ab", b"a"], [b"x", b"\xf0\x9f", b"\x91\x88", b"ab", b"x"], "bx"),
+    ],
+)
+def test_streamed_tokens_are_those_of_the_output(
+    scripted_engine: Make, vocab: list[Any], script: list[Any], stop: str
+) -> None:
+    engine, prompt = scripted_engine(vocab, script=script)
+    options = {"stop": stop, "temperature": 0, "max_tokens": 9}
+    out = engine.generate(prompt, **options)
+    chunks = list(engine.generate(prompt, stream=True, **options))
+    assert out.finish_reason == "stop"
+    assert tuple(token for chunk in chunks for token in chunk.tokens) == out.tokens
+    assert "".join(chunk.text for chunk in chunks) == out.text
+
+
 def test_the_earliest_stop_string_cuts_streamed_and_not(scripted_engine: Make) -> None:
     vocab = ["x", "Thought: look", " it up\n", "Obs", "erv", "ation: x", "Action: find", *" itup"]
     engine, prompt = scripted_engine(vocab, script=vocab[1:7])
@@ -82,6 +102,21 @@ def test_min_tokens_holds_back_the_end(scripted_engine: Make) -> None:
     engine, prompt = scripted_engine(["a", "b"], rank=["<eos>", "a", "b"])
     out = engine.generate(prompt, min_tokens=4, max_tokens=10, temperature=0)
     assert (out.text, out.finish_reason) == ("aaaa", "stop")
+
+
+def test_min_tokens_holds_back_the_end_of_a_structure_that_can_go_on(
+    scripted_engine: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, prompt = scripted_engine(["a", "b"], rank=["<eos>", "a", "b"])
+    options = {"min_tokens": 4, "max_tokens": 10, "temperature": 0}
+    out = engine.generate(prompt, regex="[ab]+", **options)
+    assert (out.text, out.finish_reason) == ("aaaa", "constraint")
+    assert engine.generate(prompt, choices=["a", "ab", "abbab", "b"], **options).text == "abbab"
+    assert caplog.messages == []
+    # A structure that is complete earlier wins, and says so.
+    out = engine.generate(prompt, regex="[ab]{1,3}", **options)
+    assert (out.text, out.finish_reason) == ("aaa", "constraint")
+    assert caplog.messages == ["min_tokens=4: the constraint was complete after 3 tokens"]
 
 
 @pytest.mark.parametrize(

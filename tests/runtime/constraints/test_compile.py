@@ -46,6 +46,7 @@ def test_a_wrong_constraint_is_one_clear_error_at_once(constraint: Constraint, p
             attempt(constraint)
         assert words in caught.value.message
         assert caught.value.pointer == pointer
+        assert (f"(at {pointer})" in str(caught.value)) == bool(pointer)
         assert caught.value.hint
     assert compiler.stats.misses == compiler.stats.failures == 1, "a failure is kept"
 

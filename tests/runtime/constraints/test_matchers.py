@@ -244,6 +244,36 @@ def test_nothing_is_forced_without_an_encoder() -> None:
     assert compiler.compile(Constraint("regex", "hello")).start().forced() == []
 
 
+def test_a_vocabulary_with_gaps_gets_exact_masks() -> None:
+    """Tokens that cannot spell all of the text, and a tokenizer that drops what it cannot spell (case rx-05)."""
+    names, flags = ("ab", "axb"), ("true", "false")
+    texts = [f'{{"name":"{name}","n":{flag}}}' for name in names for flag in flags]
+    properties = {"name": {"enum": [*names]}, "n": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": ["name", "n"], "additionalProperties": False}
+    for seed in range(60):
+        chance = random.Random(seed)
+        parts = {text[at : at + chance.randint(1, 8)] for text in texts * 3 for at in [chance.randrange(len(text))]}
+        pieces = [part.encode() for part in sorted(parts | set('{":,}' if seed % 2 else ""))]
+        ids = {piece: token for token, piece in enumerate(pieces)}
+
+        def drop(text: bytes, ids: dict[bytes, int] = ids) -> list[int]:
+            return [ids[text[at : at + 1]] for at in range(len(text)) if text[at : at + 1] in ids]
+
+        vocabulary = Vocabulary([*pieces, None], width=len(pieces) + 1, end_ids=frozenset({len(pieces)}), encode=drop)
+        matcher = ConstraintCompiler(vocabulary).compile(Constraint("json_schema", json.dumps(schema))).start()
+        text, options = "", [0]
+        while options:
+            row = np.zeros(vocabulary.words, np.int32)
+            matcher.fill(row)
+            options = [token for token in range(len(pieces)) if row[token >> 5] >> (token & 31) & 1]
+            grown = [text + piece.decode() for piece in pieces]
+            assert options == [i for i, one in enumerate(grown) if any(whole.startswith(one) for whole in texts)]
+            if options:
+                token = chance.choice(options)
+                assert matcher.advance(token)
+                text = grown[token]
+
+
 # -- the vocabulary
 
 
