@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import queue
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from palmette.arguments import flag, integer, unknown_keyword
-from palmette.errors import CapabilityError, PalmetteError, suggestion
+from palmette.errors import ArgumentError, CapabilityError
 from palmette.runtime import options
 from palmette.runtime.core import EngineCore
 from palmette.runtime.intake import Intake
@@ -30,33 +29,18 @@ from palmette.runtime.protocol import (
     Event,
     Failed,
     Finished,
-    FinishReason,
     GenerateRequest,
     Output,
     SamplingParams,
     ScoreRequest,
     ScoreResult,
-    Usage,
 )
 from palmette.runtime.request import Group
-from palmette.runtime.scheduler import POLICIES
+from palmette.runtime.settings import EngineSettings, refuse_later, refuse_unknown
+from palmette.runtime.stream import Chunk, Stream, chunks
 from palmette.runtime.tokenizer import Tokenizer
 
-# The KV cache takes at most this share of the machine's memory unless the caller says how large it is.
-_KV_SHARE = 0.25
-_KV_TOKENS = 32_768
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of a streamed answer. The last one of a sample has `finish_reason`, `usage` and the whole `output`."""
-
-    text: str
-    tokens: tuple[int, ...] = ()
-    index: int = 0
-    finish_reason: FinishReason | None = None
-    usage: Usage | None = None
-    output: Output | None = None
+_SETTINGS = tuple(EngineSettings.__dataclass_fields__)
 
 
 class Engine:
@@ -91,64 +75,49 @@ class Engine:
         seed: int = 0,
         **unknown: Any,
     ) -> None:
-        for keyword in unknown:
-            raise unknown_keyword("Engine()", keyword, Engine.__init__.__kwdefaults__)
-        _check_settings(kv_tokens, max_running, max_step_tokens, policy, threads, cache, seed)
-        _refuse_later(cache_dir=cache_dir, quantization=quantization)
+        refuse_unknown(unknown, Engine.__init__.__kwdefaults__ or {})
+        refuse_later(cache_dir=cache_dir, quantization=quantization)
+        settings = EngineSettings(kv_tokens, max_running, max_step_tokens, cache, policy, seed)
         if threads is not None:
-            torch.set_num_threads(threads)
+            torch.set_num_threads(integer("Engine()", "threads", threads, least=1))
         loaded, tokenizer = load_model(resolve(model), dtype=dtype, device=device)
         if deterministic and not loaded.batch_invariant:
             raise CapabilityError(
                 f"deterministic=True: {loaded.dtype} on {loaded.device} has no bit-identical kernels",
                 hint='use dtype="fp32" on the CPU, or leave deterministic out',
             )
-        self._start(loaded, tokenizer, kv_tokens, max_running, max_step_tokens, cache, policy, seed)
+        self._start(loaded, tokenizer, settings)
 
     @classmethod
-    def from_model(
-        cls,
-        model: Model,
-        tokenizer: Tokenizer,
-        *,
-        kv_tokens: int | None = None,
-        max_running: int = 64,
-        max_step_tokens: int = 512,
-        cache: bool = True,
-        policy: str = "lpm",
-        seed: int = 0,
-    ) -> Engine:
-        """An engine around a model that is loaded already."""
-        _check_settings(kv_tokens, max_running, max_step_tokens, policy, None, cache, seed)
+    def from_model(cls, model: Model, tokenizer: Tokenizer, **settings: Any) -> Engine:
+        """An engine around a model that is loaded already; keywords are the fields of EngineSettings."""
+        refuse_unknown({name: value for name, value in settings.items() if name not in _SETTINGS}, {})
         engine = cls.__new__(cls)
-        engine._start(model, tokenizer, kv_tokens, max_running, max_step_tokens, cache, policy, seed)
+        engine._start(model, tokenizer, EngineSettings(**settings))
         return engine
 
-    def _start(
-        self,
-        model: Model,
-        tokenizer: Tokenizer,
-        kv_tokens: int | None,
-        max_running: int,
-        max_step_tokens: int,
-        cache: bool,
-        policy: str,
-        seed: int,
-    ) -> None:
+    def _start(self, model: Model, tokenizer: Tokenizer, settings: EngineSettings) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        self.kv_tokens = kv_tokens or _default_kv_tokens(model)
-        core = EngineCore(
-            model,
-            token_count=tokenizer.n_tokens,
-            kv_tokens=self.kv_tokens,
-            max_running=max_running,
-            max_step_tokens=max_step_tokens,
-            policy=policy,
-            cache=cache,
-        )
+        self.kv_tokens = settings.kv_size(model.kv_bytes_per_token)
+        try:
+            core = EngineCore(
+                model,
+                token_count=tokenizer.n_tokens,
+                kv_tokens=self.kv_tokens,
+                max_running=settings.max_running,
+                max_step_tokens=settings.max_step_tokens,
+                policy=settings.policy,
+                cache=settings.cache,
+            )
+        except MemoryError:
+            size = self.kv_tokens * model.kv_bytes_per_token / 2**30
+            raise ArgumentError(
+                f"Engine(): a KV cache of {self.kv_tokens} tokens takes {size:,.1f} GiB, more than there is",
+                hint="lower kv_tokens",
+            ) from None
         self._loop = EngineLoop(core)
-        self._intake = Intake(model, tokenizer, self._loop, kv_tokens=self.kv_tokens, seed=seed)
+        self._intake = Intake(model, tokenizer, self._loop, kv_tokens=self.kv_tokens, seed=settings.seed)
         # Not a bound method of self: the engine must stay collectable.
         self._finalizer = weakref.finalize(self, self._intake.close)
 
@@ -324,21 +293,15 @@ class Engine:
             stream=flag("generate()", "stream", stream),
         )
 
-    def _stream(self, request: GenerateRequest) -> Iterator[Chunk]:
-        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        group = self._intake.generate(request, events.put)
-        try:
-            while True:
-                event = events.get()
-                yield from _chunks(event)
-                if not isinstance(event, Delta):
-                    return
-        finally:
-            self._intake.cancel(group)
+    def _stream(self, request: GenerateRequest) -> Stream:
+        def start(emit: Callable[[Event], None]) -> Callable[[], None]:
+            return partial(self._intake.cancel, self._intake.generate(request, emit))
+
+        return Stream(start)
 
     async def _astream(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         async for event in self.submit(request):
-            for chunk in _chunks(event):
+            for chunk in chunks(event):
                 yield chunk
 
     async def _one(self, request: GenerateRequest) -> Output | list[Output]:
@@ -346,44 +309,6 @@ class Engine:
             if not isinstance(event, Delta):
                 return _outputs(event)
         raise closed_error()
-
-
-def _check_settings(
-    kv_tokens: int | None,
-    max_running: int,
-    max_step_tokens: int,
-    policy: str,
-    threads: int | None,
-    cache: bool,
-    seed: int,
-) -> None:
-    for name, value in (
-        ("kv_tokens", kv_tokens),
-        ("max_running", max_running),
-        ("max_step_tokens", max_step_tokens),
-        ("threads", threads),
-    ):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise PalmetteError(f"{name} is {value!r}", hint=f"{name} must be a whole number of at least 1")
-    if policy not in POLICIES:
-        raise PalmetteError(f"there is no policy {policy!r}", hint=suggestion(str(policy), POLICIES))
-    flag("Engine()", "cache", cache)
-    integer("Engine()", "seed", seed, least=-(2**63))
-
-
-def _refuse_later(*, cache_dir: str | Path | None, quantization: str | None) -> None:
-    """Settings that API.md names and this version does not have yet: refused, not ignored."""
-    if cache_dir is not None:
-        raise CapabilityError("the engine keeps no cache on disk yet", hint="leave cache_dir out")
-    if quantization is not None:
-        raise CapabilityError(
-            "the engine does not quantise weights yet", hint="leave quantization out: weights are used as stored"
-        )
-
-
-def _default_kv_tokens(model: Model) -> int:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1024, min(_KV_TOKENS, int(memory * _KV_SHARE) // model.kv_bytes_per_token))
 
 
 def _post(loop: asyncio.AbstractEventLoop, events: asyncio.Queue[Event], event: Event) -> None:
@@ -398,13 +323,3 @@ def _outputs(event: Event) -> Output | list[Output]:
         raise event.error
     assert isinstance(event, Finished)
     return event.outputs[0] if len(event.outputs) == 1 else list(event.outputs)
-
-
-def _chunks(event: Event) -> Iterator[Chunk]:
-    if isinstance(event, Delta):
-        yield Chunk(event.text, event.tokens, event.index)
-    elif isinstance(event, Failed):
-        raise event.error
-    else:
-        for output in event.outputs:
-            yield Chunk("", (), output.index, output.finish_reason, output.usage, output)

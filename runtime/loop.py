@@ -75,7 +75,8 @@ class EngineLoop:
         if os.getpid() != self._pid:
             return
         self.wake()
-        if threading.current_thread() is not self._thread:
+        # Not from a thread of ours, where a garbage collection may have brought it: the engine's may wait for that one.
+        if not threading.current_thread().name.startswith("palmette-"):
             self._thread.join()
 
     def _put(self, command: Callable[[], None]) -> bool:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from palmette.errors import ConstraintError
+from palmette.errors import ArgumentError, ConstraintError, PalmetteError
 from palmette.radix_cache.cache import Lease
 from palmette.runtime.constraints.matcher import Matcher
 from palmette.runtime.detokenize import StopHit, TextStream
@@ -240,12 +240,7 @@ class GenerateJob(Job):
     def commit(self, drawn: Drawn) -> None:
         """Take the drawn token, then what the constraint forces behind it."""
         if drawn.token < 0:
-            self.fail(
-                ConstraintError(
-                    f"no token of the model's vocabulary can go on after {self.text.text()!r}",
-                    hint="the constraint needs characters that the tokenizer cannot spell",
-                )
-            )
+            self.fail(self._nothing_allowed())
             return
         if drawn.logprob is not None:
             self.logprobs.append(drawn.logprob)
@@ -262,6 +257,21 @@ class GenerateJob(Job):
         self._append(drawn.token)
         self._force()
         self._finish_if_full()
+
+    def _nothing_allowed(self) -> PalmetteError:
+        after = self.text.text()
+        if self.matcher is None:
+            return ArgumentError(
+                f"no token is allowed after {after!r}",
+                hint="min_tokens, stop_token_ids and logit_bias together leave nothing to draw",
+            )
+        problem = self.matcher.problem()
+        return ConstraintError(
+            f"no token of the model's vocabulary can go on after {after!r}" + (f": {problem}" if problem else ""),
+            hint="make the constraint smaller"
+            if problem
+            else "the tokenizer cannot spell what the constraint asks for",
+        )
 
     def _finish_if_full(self) -> None:
         """End where the structure is complete and nothing can follow, or where no token is left to spend. A structure

@@ -145,3 +145,6 @@ class AutomatonMatcher:
 
     def done(self) -> bool:
         return self._ended or (self._of.automaton.final(self._state) and not len(self._of.automaton.exits(self._state)))
+
+    def problem(self) -> str:
+        return ""

@@ -170,3 +170,6 @@ class LlgMatcher:
 
     def done(self) -> bool:
         return bool(self._ends) or (self._matcher.is_stopped() and self.allows_end())
+
+    def problem(self) -> str:
+        return str(self._matcher.get_error()).strip().partition("\n")[0] if self._matcher.is_error() else ""

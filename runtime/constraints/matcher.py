@@ -44,6 +44,10 @@ class Matcher(Protocol):
         """Complete, and nothing but the end can follow (or an end token was taken)."""
         ...
 
+    def problem(self) -> str:
+        """Why no token is allowed, where that is not the language's doing (a limit was met); else ""."""
+        ...
+
 
 class CompiledConstraint(Protocol):
     """A constraint ready for use over one vocabulary; shared by all requests that ask for it."""

@@ -425,3 +425,25 @@ def test_what_promises_the_same_bits(tiny_engine: Make) -> None:
     assert model.batch_invariant
     model.dtype = torch.bfloat16
     assert not model.batch_invariant
+
+
+def test_a_stream_refuses_a_bad_request_at_once(tiny_engine: Make) -> None:
+    engine = tiny_engine()
+    with pytest.raises(ContextLengthError):
+        engine.generate([1] * 5000, stream=True)
+    with pytest.raises(ConstraintError):
+        engine.generate("x", stream=True, regex="(")
+    assert engine.generate([]) == []
+
+
+def test_a_kv_cache_larger_than_the_memory(tiny_engine: Make) -> None:
+    with pytest.raises(ArgumentError, match="GiB"):
+        tiny_engine(kv_tokens=10**14)
+
+
+def test_nothing_left_to_draw_is_said(tiny_engine: Make) -> None:
+    engine = tiny_engine()
+    with pytest.raises(ArgumentError, match="no token is allowed"):
+        engine.generate("x", stop_token_ids=list(range(engine.tokenizer.n_tokens)), min_tokens=3)
+    with pytest.raises(ConstraintError):
+        engine.generate("x", regex="(?:a{1000}){1000}", max_tokens=4)

@@ -1,0 +1,60 @@
+"""An engine's settings, checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from palmette.arguments import flag, integer, unknown_keyword
+from palmette.errors import ArgumentError, CapabilityError, suggestion
+from palmette.runtime.scheduler import POLICIES
+
+# The KV cache takes at most this share of the machine's memory unless the caller says how large it is.
+_KV_SHARE = 0.25
+_KV_TOKENS = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Settings that any model can run with; see Engine. TypeError or ArgumentError for what makes no sense."""
+
+    kv_tokens: int | None = None
+    max_running: int = 64
+    max_step_tokens: int = 512
+    cache: bool = True
+    policy: str = "lpm"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("kv_tokens", "max_running", "max_step_tokens"):
+            value = getattr(self, name)
+            if value is not None:
+                integer("Engine()", name, value, least=1)
+        flag("Engine()", "cache", self.cache)
+        if self.policy not in POLICIES:
+            raise ArgumentError(
+                f"Engine(): there is no policy {self.policy!r}", hint=suggestion(str(self.policy), POLICIES)
+            )
+        integer("Engine()", "seed", self.seed, least=-(2**63))
+
+    def kv_size(self, bytes_per_token: int) -> int:
+        """Tokens of the KV cache: what was asked for, or what a quarter of the memory holds, at most 32,768."""
+        if self.kv_tokens is not None:
+            return self.kv_tokens
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return max(1024, min(_KV_TOKENS, int(memory * _KV_SHARE) // bytes_per_token))
+
+
+def refuse_unknown(given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """TypeError with a suggestion for the first keyword that an engine does not know."""
+    for name in given:
+        raise unknown_keyword("Engine()", name, [*known, *(field.name for field in fields(EngineSettings))])
+
+
+def refuse_later(**settings: object) -> None:
+    """Settings that are named already and do not work yet: refused, not ignored."""
+    for name, value in settings.items():
+        if value is not None:
+            raise CapabilityError(f"Engine({name}=...) does nothing in this version", hint=f"leave {name} out")
