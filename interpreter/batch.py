@@ -160,7 +160,11 @@ async def _next(states: AsyncIterator[State]) -> State:
 def _bar(name: str, total: int) -> Progress:
     from tqdm import tqdm  # type: ignore[import-untyped]
 
-    bar: Progress = tqdm(total=total, desc=name, unit="run")
+    class Bar(tqdm):  # type: ignore[misc]
+        # A bar that moves at every item needs no thread that wakes it.
+        monitor_interval = 0
+
+    bar: Progress = Bar(total=total, desc=name, unit="run")
     return bar
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import palmette as pt
 from palmette.errors import (
     ArgumentError,
     BackendError,
@@ -447,3 +448,20 @@ def test_nothing_left_to_draw_is_said(tiny_engine: Make) -> None:
         engine.generate("x", stop_token_ids=list(range(engine.tokenizer.n_tokens)), min_tokens=3)
     with pytest.raises(ConstraintError):
         engine.generate("x", regex="(?:a{1000}){1000}", max_tokens=4)
+
+
+def test_programs_on_an_engine_use_four_threads_beside_the_callers(tiny_engine: Make) -> None:
+    engine = tiny_engine()
+    before, seen = threading.active_count(), []
+
+    @pt.function
+    def program(s: Any, i: int) -> None:
+        s += f"row {i}: " + pt.gen("x", regex="[a-z]{2}")
+        with s.fork(8) as branches:
+            for branch in branches:
+                branch += pt.gen("y", max_tokens=1)
+        seen.append(threading.active_count())
+
+    # `before` counts the engine's own thread.
+    program.run_batch([{"i": i} for i in range(40)], backend=engine, progress_bar=True)
+    assert max(seen) - (before - 1) <= 4
