@@ -53,6 +53,11 @@ def talkative(s):
 
 
 @pt.function
+def silent(s):
+    s += "Nothing to ask."
+
+
+@pt.function
 def broken_pattern(s):
     s += pt.gen("x", regex="(")
 
@@ -121,6 +126,11 @@ def test_run_shows_text_then_variables(programs, capsys):
     assert "forty two" in row
 
 
+def test_run_without_variables_shows_no_table(programs, capsys):
+    assert main(["run", f"{programs}:silent"]) == 0
+    assert capsys.readouterr().out == "Nothing to ask.\n"
+
+
 def test_run_json(programs, capsys):
     assert main(["run", f"{programs}:typed", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -148,7 +158,7 @@ def test_run_shows_every_branch(programs, capsys):
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("nothing.py", "there is no file"),
+        ("nothing.py", "Invalid value for FILE.py[:FUNCTION]: there is no file"),
         ("nothing", "is not FILE.py"),
         ("{programs}", "say which"),
         ("{programs}:ga", "did you mean 'qa'"),
@@ -163,7 +173,7 @@ def test_wrong_target_is_a_usage_error(target, words, programs, capsys):
 @pytest.mark.parametrize(
     ("pair", "words"),
     [
-        ("question", "is not name=value"),
+        ("question", "is not NAME=VALUE"),
         ("qestion=x", "did you mean 'question'"),
         ("words=many", "words=many"),
         ("loud=perhaps", "loud=perhaps"),
@@ -313,7 +323,7 @@ def test_chat_commands(chat):
     assert status == 0
     assert [len(messages) for messages in FakeEngine.seen] == [1, 1, 2]
     assert "New rules.\n" in out and "/reset" in out
-    assert "did you mean 'help'" in err
+    assert "did you mean '/help'" in err
 
 
 def test_ctrl_c_stops_the_answer_not_the_talk(chat):

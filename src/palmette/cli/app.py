@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 DEFAULT_MODEL = "smollm2-135m"
+TARGET = "FILE.py[:FUNCTION]"  # how help and errors call what `run` runs
 
 app = typer.Typer(
     name="palmette",
@@ -57,9 +58,7 @@ def options(
     "  palmette run my.py:summarise --model my-model.gguf --arg words=20 --json"
 )
 def run(
-    program: Annotated[
-        str, typer.Argument(metavar="FILE.py[:FUNCTION]", help="A Python file, and which @palmette.function in it.")
-    ],
+    program: Annotated[str, typer.Argument(metavar=TARGET, help="A Python file, and which @palmette.function in it.")],
     model: ModelOption = None,
     arg: Annotated[
         list[str] | None,

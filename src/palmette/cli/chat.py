@@ -16,7 +16,7 @@ HELP = """\
 /quit            end (also Ctrl-D)
 Ctrl-C           stop the answer that is being written
 """
-COMMANDS = ("help", "reset", "system", "quit")
+COMMANDS = ("/help", "/reset", "/system", "/quit")
 
 
 @dataclass(slots=True)
@@ -101,5 +101,5 @@ def obey(command: str, conversation: Conversation) -> bool:
         case "system":
             print(conversation.system if conversation.system is not None else "(no system message)")
         case _:
-            print(f"there is no command /{name}; {suggestion(name, COMMANDS)}", file=sys.stderr)
+            print(f"there is no command /{name}; {suggestion(f'/{name}', COMMANDS)}", file=sys.stderr)
     return True

@@ -52,10 +52,10 @@ def show(*, as_json: bool) -> None:
     for heading in ("model", "what", "size", "in the cache"):
         table.add_column(heading, overflow="fold")
     for row in rows:
-        where = str(row["path"]) if row["path"] else "no"
-        table.add_row(row["name"], row["about"], human_size(row["size"]), where)
+        table.add_row(row["name"], row["about"], human_size(row["size"]), "yes" if row["path"] else "no")
     console().print(table)
-    console().print(f"The cache is {cache_folder()}", style="dim", soft_wrap=True)
+    where = f"The cache is {cache_folder()}; for a model's file: palmette models path MODEL"
+    console().print(where, style="dim", soft_wrap=True)
 
 
 def _in_hub_cache(name: str) -> Path | None:

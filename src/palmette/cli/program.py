@@ -15,6 +15,7 @@ from typing import Any
 import typer
 from pydantic import TypeAdapter, ValidationError
 
+from palmette.cli.app import TARGET
 from palmette.errors import suggestion
 from palmette.interpreter.program import Program
 
@@ -26,9 +27,9 @@ def split_target(target: str) -> tuple[Path, str | None]:
         file, name = target, ""
     path = Path(file)
     if path.suffix != ".py":
-        raise typer.BadParameter(f"{target!r} is not FILE.py or FILE.py:function", param_hint="PROGRAM")
+        raise typer.BadParameter(f"{target!r} is not FILE.py or FILE.py:FUNCTION", param_hint=TARGET)
     if not path.is_file():
-        raise typer.BadParameter(f"there is no file {file!r}", param_hint="PROGRAM")
+        raise typer.BadParameter(f"there is no file {file!r}", param_hint=TARGET)
     return path.resolve(), name or None
 
 
@@ -50,11 +51,11 @@ def choose_function(module: ModuleType, path: Path, name: str | None) -> Program
     """The function of that name; without a name the file's only one, or the one called as the file is, or `main`."""
     functions = {key: value for key, value in vars(module).items() if isinstance(value, Program)}
     if not functions:
-        raise typer.BadParameter(f"{path.name} defines no @palmette.function", param_hint="PROGRAM")
+        raise typer.BadParameter(f"{path.name} defines no @palmette.function", param_hint=TARGET)
     if name is not None:
         if name not in functions:
             raise typer.BadParameter(
-                f"{path.name} has no @palmette.function {name!r}; {suggestion(name, functions)}", param_hint="PROGRAM"
+                f"{path.name} has no @palmette.function {name!r}; {suggestion(name, functions)}", param_hint=TARGET
             )
         return functions[name]
     if len(functions) == 1:
@@ -64,7 +65,7 @@ def choose_function(module: ModuleType, path: Path, name: str | None) -> Program
             return functions[default]
     raise typer.BadParameter(
         f"{path.name} has several functions; say which: " + ", ".join(f"{path.name}:{key}" for key in functions),
-        param_hint="PROGRAM",
+        param_hint=TARGET,
     )
 
 
@@ -81,15 +82,13 @@ def read_arguments(function: Program, pairs: Iterable[str]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals:
-            raise typer.BadParameter(f"{pair!r} is not name=value", param_hint="--arg")
+            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--arg")
         if key not in named and not takes_any:
             hint = suggestion(key, named) if named else "it has none"
             raise typer.BadParameter(f"the program has no argument {key!r}; {hint}", param_hint="--arg")
         arguments[key] = read_value(key, text, hints.get(key, inspect.Parameter.empty))
     given = arguments.keys() | function.bound.keys()
-    missing = [
-        key for key in parameters if key in named - given and parameters[key].default is inspect.Parameter.empty
-    ]
+    missing = [key for key in parameters if key in named - given and parameters[key].default is inspect.Parameter.empty]
     if missing:
         raise typer.BadParameter(
             "the program needs " + " ".join(f"--arg {key}=..." for key in missing), param_hint="--arg"

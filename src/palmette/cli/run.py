@@ -52,7 +52,9 @@ def run_program(target: str, *, model: str | None, pairs: Sequence[str], backend
     if as_json:
         print_json(summary(stream.state))
     else:
-        console().print(variables_table(stream.state))
+        table = variables_table(stream.state)
+        if table.rows:
+            console().print(table)
 
 
 def choose_backend(model: str | None) -> Any:
