@@ -207,7 +207,8 @@ class Intake:
             )
         if prompt > self._kv_tokens:
             raise ContextLengthError(
-                f"the prompt has {prompt} tokens, the KV cache holds {self._kv_tokens}", hint=KV_HINT
+                f"the prompt has {prompt} tokens, the KV cache holds {self._kv_tokens}",
+                hint="give the engine more kv_tokens, or shorten the prompt",
             )
         # The last token that is drawn needs no slot.
         room = min(self._model.max_context - prompt, self._kv_tokens - prompt + 1)

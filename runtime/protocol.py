@@ -179,6 +179,8 @@ class ByChoice(tuple[float, ...]):
         return super().__getitem__(self.choices.index(key))
 
     def get(self, choice: str, default: float | None = None) -> Any:
+        if not isinstance(choice, str):
+            raise TypeError(f"get takes the text of a choice, not {choice!r}; iterating gives numbers, .choices the texts")
         return self[choice] if choice in self.choices else default
 
     def keys(self) -> tuple[str, ...]:

@@ -37,6 +37,9 @@ from palmette.runtime.protocol import (
 from palmette.runtime.sampler import Drawn, Row, sample_seed
 
 _ids = count()
+
+# How many of the last tokens a constraint sees when it spells forced text as their continuation.
+_CONTEXT = 16
 _log = logging.getLogger("palmette")
 
 
@@ -287,7 +290,7 @@ class GenerateJob(Job):
     def _force(self) -> None:
         """Append the tokens that the constraint leaves no choice about; they are computed together in one step."""
         while self.matcher is not None and not self.done and self.generated < self.new_tokens:
-            tokens = self.matcher.forced(self.tokens[self.prompt_length : self.length].tolist())
+            tokens = self.matcher.forced(self.tokens[max(0, self.length - _CONTEXT) : self.length].tolist())
             if not tokens:
                 return
             for token in tokens[: self.new_tokens - self.generated]:

@@ -39,18 +39,24 @@ def context(vocabulary: Vocabulary, recent: Sequence[int]) -> list[int]:
 
 
 def encode_after(vocabulary: Vocabulary, recent: Sequence[int], text: bytes) -> list[int]:
-    """The tokens of the whole characters of `text` as the tokenizer writes them after `recent`; [] where it would
-    have written `recent` itself differently, or has no encoder."""
+    """The tokens of the whole characters of `text` as the tokenizer writes them after `recent`; [] where it has no
+    encoder or does not spell the text as it stands.
+
+    Where the tokenizer would have written `recent` itself in other tokens, now that `text` is known to follow (a quote
+    alone, though `","` is one token), what was written stays: as much of its end is taken as context as the tokenizer
+    writes the same way, at the least none.
+    """
     if vocabulary.encode is None:
         return []
     text = text[: _whole_characters(text)]
     before = context(vocabulary, recent)
-    lead = vocabulary.text(before)
-    if not text or _whole_characters(lead) != len(lead):
+    if not text or _whole_characters(vocabulary.text(before)) != len(vocabulary.text(before)):
         return []
-    tokens = vocabulary.encode(lead + text)
-    if tokens[: len(before)] != before:
-        return []
+    while True:
+        tokens = vocabulary.encode(vocabulary.text(before) + text)
+        if tokens[: len(before)] == before:
+            break
+        before = context(vocabulary, before[1:])
     tokens = tokens[len(before) :]
     # A tokenizer that normalises text, or puts a blank in front, does not spell what is forced.
     return tokens if vocabulary.text(tokens) == text else []
