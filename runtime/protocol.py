@@ -180,7 +180,7 @@ class ByChoice(tuple[float, ...]):
 
     def get(self, choice: str, default: float | None = None) -> Any:
         if not isinstance(choice, str):
-            raise TypeError(f"get takes the text of a choice, not {choice!r}; iterating gives numbers, .choices the texts")
+            raise TypeError(f"get takes a choice's text, not {choice!r}; iterating gives numbers, .choices the texts")
         return self[choice] if choice in self.choices else default
 
     def keys(self) -> tuple[str, ...]:

@@ -164,6 +164,8 @@ def test_numbers_by_choice_are_found_by_place_and_by_text() -> None:
     assert pickle.loads(pickle.dumps(numbers)).items() == copy.deepcopy(numbers).items() == numbers.items()
     with pytest.raises(KeyError, match="none of the choices"):
         numbers["maybe"]
+    with pytest.raises(TypeError, match="choices the texts"):
+        max(numbers, key=numbers.get)
 
 
 def test_a_prompt_of_one_token_that_an_option_would_swallow_is_not_healed() -> None:
