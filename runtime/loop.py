@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
@@ -30,6 +32,8 @@ class EngineLoop:
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="palmette-engine", daemon=True)
         self._thread.start()
+        # The thread, not only the loop: it may be the one that frees the model, after everybody else let go of it.
+        atexit.register(_finish, weakref.ref(self), self._thread)
 
     @property
     def is_open(self) -> bool:
@@ -114,6 +118,15 @@ class EngineLoop:
             except queue.Empty:
                 return
             command()
+
+
+def _finish(loop: weakref.ref[EngineLoop], thread: threading.Thread) -> None:
+    """At exit. Python ends daemon threads where they ask for the GIL, and torch's destructors do not survive that."""
+    alive = loop()
+    if alive is not None:
+        alive.close()
+        del alive
+    thread.join()
 
 
 def closed_error() -> BackendError:
