@@ -150,7 +150,7 @@ class AttentionPlan(NamedTuple):
     groups: dict[tuple[int, int, int], tuple[Group, ...]]
 
 
-def prepare(batch: RaggedBatch, dtype: torch.dtype) -> AttentionPlan:
+def prepare(batch: RaggedBatch) -> AttentionPlan:
     """Cut the step's segments into blocks of queries."""
     starts, kv_starts = batch.seg_start.tolist(), batch.kv_start.tolist()
     blocks = []

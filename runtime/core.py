@@ -20,8 +20,6 @@ from palmette.runtime.sampler import Drawn, Row, sample
 from palmette.runtime.scheduler import Scheduler, Share
 from palmette.runtime.score import ScoreJob
 
-KV_HINT = "give the engine more kv_tokens, or ask for fewer max_tokens"
-
 
 @dataclass(slots=True)
 class Counters:
@@ -138,7 +136,10 @@ class EngineCore:
         if self.scheduler.waiting and not self.scheduler.running:
             job = self.scheduler.waiting[0]
             job.fail(
-                ContextLengthError(f"the request may need {job.peak} KV slots, more than can be freed", hint=KV_HINT)
+                ContextLengthError(
+                    f"the request may need {job.peak} KV slots, more than can be freed",
+                    hint="give the engine more kv_tokens, or ask for fewer max_tokens",
+                )
             )
             self._end(job)
 

@@ -13,7 +13,6 @@ from itertools import count
 from palmette.errors import ContextLengthError, PalmetteError
 from palmette.runtime import options
 from palmette.runtime.constraints.compile import ConstraintCompiler, validate
-from palmette.runtime.core import KV_HINT
 from palmette.runtime.loop import EngineLoop
 from palmette.runtime.models.model import Model
 from palmette.runtime.protocol import Event, GenerateRequest, ScoreRequest, ScoreResult
@@ -167,7 +166,8 @@ class Intake:
             )
         if job.peak > self._kv_tokens:
             raise ContextLengthError(
-                f"the prompt and its options need {job.peak} KV slots, the engine has {self._kv_tokens}", hint=KV_HINT
+                f"the prompt and its options need {job.peak} KV slots, the engine has {self._kv_tokens}",
+                hint="give the engine more kv_tokens, or fewer options",
             )
         return job
 

@@ -83,7 +83,7 @@ class Model:
 
         Writes K and V of every token of the batch into its slot. The batch is taken to be sound (`problems()`).
         """
-        return run(self._tape, self.kernels, batch, kv, self.dtype)
+        return run(self._tape, self.kernels, batch, kv)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -126,9 +126,9 @@ class KV:
         return self.k.shape[1]
 
 
-def run(tape: Tape, kernels: Kernels, batch: RaggedBatch, kv: KV, dtype: torch.dtype) -> torch.Tensor:
+def run(tape: Tape, kernels: Kernels, batch: RaggedBatch, kv: KV) -> torch.Tensor:
     """Logits, float32 [R, vocab], of the batch's out_rows; K and V of all its tokens are in `kv` afterwards."""
-    plan = kernels.prepare(batch, dtype)
+    plan = kernels.prepare(batch)
     k_layers, v_layers = kv.k.unbind(0), kv.v.unbind(0)
     reg: dict[str, Any] = {}
     for op in tape:
