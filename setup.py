@@ -6,7 +6,7 @@ from setuptools import setup
 
 HERE = Path(__file__).resolve().parent
 
-for name in ("lang", "interpreter", "runtime", "radix_cache", "kernels"):
+for name in ("lang", "interpreter", "runtime", "radix_cache", "kernels", "benchmarks"):
     if not (HERE / "src" / "palmette" / name).is_dir():
         raise SystemExit(
             f"src/palmette/{name} is not a folder: this copy of palmette lost its symbolic links (a .zip archive, or "

@@ -34,10 +34,11 @@ def _generate(node: Gen, defaults: Sampling, capabilities: Capabilities, where: 
     settings = node.sampling.over(defaults)
     if "logit_bias" in settings:
         settings["logit_bias"] = dict(settings["logit_bias"])
+    if node.token_healing:
+        settings["token_healing"] = True
     missing = settings.keys() - capabilities.params
-    if missing or node.token_healing:
-        feature = min(missing) if missing else "token_healing"
-        raise _lacks(capabilities, f"gen({node.name!r}, {feature}=...)")
+    if missing:
+        raise _lacks(capabilities, f"gen({node.name!r}, {min(missing)}=...)")
     if not settings.keys() <= _PARAMS:
         raise _lacks(capabilities, f"gen({node.name!r}, {min(settings.keys() - _PARAMS)}=...)")
     if settings.get("logprobs") is not None and not capabilities.logprobs:

@@ -37,8 +37,9 @@ class GenResult:
     """One generated sample.
 
     finish_reason: "stop", "length", "constraint" (it is complete), "cancelled" or "error". matched_stop: the stop
-    string or token that ended it. logprobs: per generated token, where asked for. cached_tokens of the prompt_tokens
-    were in the cache; forced_tokens of the completion_tokens were not chosen but implied by the constraint.
+    string, pattern or token that ended it. logprobs: per generated token, where asked for. cached_tokens of the
+    prompt_tokens were in the cache; forced_tokens of the completion_tokens were not chosen but implied by the
+    constraint. discarded_tokens: completion tokens of the samples that best_of left out, told with the first result.
     """
 
     name: str | None
@@ -55,6 +56,7 @@ class GenResult:
     constraint: Constraint | None = None
     parse: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
     type_name: str | None = None
+    discarded_tokens: int = 0
 
     @property
     def value(self) -> Any:
@@ -95,12 +97,14 @@ class GenResult:
             "cached_tokens": self.cached_tokens,
             "forced_tokens": self.forced_tokens,
             "completion_tokens": self.completion_tokens,
+            "discarded_tokens": self.discarded_tokens,
             "output_ids": list(self.tokens),
             "e2e_latency": self.seconds,
         }
         if self.logprobs is not None:
             info["output_token_logprobs"] = [(entry.logprob, entry.token) for entry in self.logprobs]
             info["output_top_logprobs"] = [[(p, token) for token, p in entry.top] for entry in self.logprobs]
+            info["output_token_ids_logprobs"] = [[(p, token) for token, p in entry.asked] for entry in self.logprobs]
         return info
 
 
@@ -198,6 +202,7 @@ def gen_result(
         constraint,
         parse,
         type_name,
+        usage.discarded_tokens,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import count
 
 from greenlet import GreenletExit  # type: ignore[import-untyped]
 
@@ -17,6 +18,8 @@ from palmette.interpreter.state import State
 from palmette.interpreter.strand import Shared
 from palmette.lang.function import Call, Function
 from palmette.runtime.protocol import Backend
+
+_runs = count()
 
 
 class Run:
@@ -32,7 +35,8 @@ class Run:
     ) -> None:
         self.function = function
         self.call = call
-        shared = Shared(loop_thread(), backend, backend.codec, function.name, sink, sink_branches)
+        family = f"{function.name}/{next(_runs)}"
+        shared = Shared(loop_thread(), backend, backend.codec, function.name, family, sink, sink_branches)
         self.front = Front(shared, call.sampling)
         self.state = State(self.front)
 

@@ -38,12 +38,14 @@ _GRACE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all strands of one run have in common. `sink` takes the events of a streamed run."""
+    """What all strands of one run have in common. `family` names the run to the backend. `sink` takes the events of a
+    streamed run."""
 
     thread: LoopThread
     backend: Backend
     codec: Codec
     program: str
+    family: str
     sink: Callable[[Event], None] | None = None
     sink_branches: bool = False
 
@@ -84,6 +86,7 @@ class Strand:
         self._current: op.Operation | None = None
         self._scopes: list[int] = []
         self._emitted = 0
+        self._release: Callable[[], None] | None = None
         emits = shared.sink is not None and (shared.sink_branches or not path)
         self._sink = shared.sink if emits else None
 
@@ -157,6 +160,7 @@ class Strand:
             case op.Assign():
                 self._set(current.name, current.value)
             case op.Fork():
+                self._hold()
                 for child in current.children:
                     if child.error is None:
                         self.children.add(child)
@@ -181,8 +185,17 @@ class Strand:
         end = transcript.end_token(shared.codec) if "stop_token_ids" in shared.backend.capabilities.params else None
         if end is not None and end not in params.stop_token_ids and not params.ignore_eos:
             params = replace(params, stop_token_ids=(*params.stop_token_ids, end))
-        stream = self._sink is not None and shared.backend.capabilities.stream
-        request = GenerateRequest(prompt.tokens, params, current.constraint, name=current.name, stream=stream)
+        # Which of several is the best is known at the end.
+        stream = self._sink is not None and shared.backend.capabilities.stream and params.best_of is None
+        request = GenerateRequest(
+            prompt.tokens,
+            params,
+            current.constraint,
+            name=current.name,
+            stream=stream,
+            healable=transcript.literal_tail,
+            family=shared.family,
+        )
         began = time.perf_counter()
         sink = self._sink
         emit = None if sink is None else lambda text: sink(TextEvent(text, current.name, True, self.path))
@@ -195,6 +208,7 @@ class Strand:
             gen_result(current.name, out, current.constraint, current.parse, current.type_name) for out in outputs
         ]
         first = results[0]
+        transcript.drop_tokens(outputs[0].healed)
         transcript.generated(first.text, first.tokens)
         self._emitted = len(transcript.parts)
         self.trace.append(
@@ -202,7 +216,7 @@ class Strand:
                 "gen",
                 current.name,
                 first.text,
-                sum(result.completion_tokens for result in results),
+                sum(result.completion_tokens + result.discarded_tokens for result in results),
                 first.prompt_tokens,
                 first.cached_tokens,
                 sum(result.forced_tokens for result in results),
@@ -229,6 +243,7 @@ class Strand:
                 current.seed,
                 name=current.name,
                 healable=transcript.literal_tail,
+                family=self.shared.family,
             )
         )
         seconds = time.perf_counter() - began
@@ -265,11 +280,13 @@ class Strand:
             for strand in strands:
                 strand.seen = True
                 strand.cancel()
+            self._let_go()
 
     # -- ending
 
     def fail(self, error: BaseException, where: op.Where | None = None) -> None:
         """Poisons the state: what is queued, now or later, is dropped, and its readers get `error`."""
+        self._let_go()
         if self.error is None:
             if where is not None:
                 add_note(error, f"in program {self.shared.program!r}, {where}: {where.source()}")
@@ -282,6 +299,7 @@ class Strand:
         """Cancels the subtree, because of `error` if given; what is complete keeps its values. Returns the tasks that
         are still to end."""
         self._cancelled = True
+        self._let_go()
         tasks = [task for child in list(self.children) for task in child.cancel(dropped=dropped)]
         current = self._current
         if current is not None or self.ops or not self._started:
@@ -307,6 +325,7 @@ class Strand:
 
     def end(self, gate: Gate) -> None:
         """Cancels the branches that nobody joined, and opens `gate` once they have ended."""
+        self._let_go()
         self._when_ended([task for child in list(self.children) for task in child.cancel()], gate)
 
     def abort(self, gate: Gate, error: BaseException | None) -> None:
@@ -349,6 +368,19 @@ class Strand:
             dropped.finish()
 
     # -- small things
+
+    def _hold(self) -> None:
+        """Before a fork: the branches begin with what is known here, and so does what follows their join."""
+        known = self.memory.transcript.known() if self.shared.backend.capabilities.holds else []
+        if known:
+            release = self.shared.backend.hold(known)
+            self._let_go()
+            self._release = release
+
+    def _let_go(self) -> None:
+        release, self._release = self._release, None
+        if release is not None:
+            release()
 
     def _prompt(self, current: op.Operation) -> Prompt:
         prompt = self.memory.transcript.prompt(self.shared.codec)

@@ -15,6 +15,12 @@ from palmette.lang.types import OutputType, json_value, output_type
 
 _CONSTRAINTS = ("regex", "choices", "json_schema", "grammar", "type")
 _KEYWORDS = (*FIELDS, *ALIASES, *_CONSTRAINTS, "dtype", "choices_method", "whitespace", "token_healing")
+# What an engine does of these, a program has in another way.
+_ENGINES_OWN = {
+    "echo": "a state's text has the prompt already: state.text()",
+    "prompt_logprobs": "use engine.generate(state.tokens(), max_tokens=0, prompt_logprobs=0)",
+    "logprobs_start": "use engine.generate(state.tokens(), max_tokens=0, prompt_logprobs=0, logprobs_start=...)",
+}
 
 
 def gen(
@@ -23,6 +29,7 @@ def gen(
     *,
     min_tokens: int | None = None,
     n: int | None = None,
+    best_of: int | None = None,
     stop: str | Iterable[str] | None = None,
     stop_token_ids: Iterable[int] | None = None,
     stop_regex: str | Iterable[str] | None = None,
@@ -37,6 +44,7 @@ def gen(
     seed: int | None = None,
     ignore_eos: bool | None = None,
     logprobs: int | None = None,
+    logprob_token_ids: Iterable[int] | None = None,
     regex: str | None = None,
     choices: Iterable[str] | None = None,
     json_schema: Mapping[str, Any] | str | bool | None = None,
@@ -49,8 +57,11 @@ def gen(
     """Text that the model makes, kept as variable `name`.
 
     A setting left at None is the run's (`program.run(..., temperature=0)`), else the default: 128 tokens, temperature
-    1.0, one sample. `n` above 1 makes the variable a list; the transcript goes on with its first. `logprobs=k` keeps
-    the log-probability of each token and the k best others.
+    1.0, one sample. The text ends before the first of `stop` that it would hold, or of what `stop_regex` matches.
+    `n` above 1 makes the variable a list; the transcript goes on with its first. `best_of` draws so many samples and
+    keeps the n with the highest mean log-probability per token, best first. `logprobs=k` keeps the log-probability of
+    each token and the k best others, and those of `logprob_token_ids` beside. `token_healing` spells the end of the
+    text before anew with what follows, where a token could reach from one into the other.
 
     At most one of `regex`, `choices`, `json_schema`, `grammar`, `type` says what the text must be; every other
     argument holds beside it. `type` also parses: `state.value(name)`. `whitespace` lets JSON hold optional white space.
@@ -60,6 +71,8 @@ def gen(
     """
     where = f"gen({name!r})" if name is not None else "gen()"
     for keyword in sglang:
+        if keyword in _ENGINES_OWN:
+            raise TypeError(f"{where} has no keyword {keyword!r}; {_ENGINES_OWN[keyword]}")
         if keyword not in (*ALIASES, "dtype", "choices_method"):
             raise unknown_keyword(where, keyword, _KEYWORDS)
     if name is not None and not isinstance(name, str):
@@ -74,6 +87,7 @@ def gen(
         "max_tokens": max_tokens,
         "min_tokens": min_tokens,
         "n": n,
+        "best_of": best_of,
         "stop": stop,
         "stop_token_ids": stop_token_ids,
         "stop_regex": stop_regex,
@@ -88,6 +102,7 @@ def gen(
         "seed": seed,
         "ignore_eos": ignore_eos,
         "logprobs": logprobs,
+        "logprob_token_ids": logprob_token_ids,
         **sglang,
     }
     given = dict(zip(_CONSTRAINTS, (regex, choices, json_schema, grammar, type), strict=True))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from palmette.arguments import SAMPLING, check_order, flag
+from palmette.arguments import SAMPLING, check_best_of, check_order, flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class Sampling:
     stop: tuple[str, ...] | None = None
     stop_token_ids: tuple[int, ...] | None = None
     stop_regex: tuple[str, ...] | None = None
+    best_of: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -31,6 +32,7 @@ class Sampling:
     seed: int | None = None
     ignore_eos: bool | None = None
     logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] | None = None
 
     def over(self, defaults: Sampling) -> dict[str, Any]:
         """The settings that are given here or, failing that, in `defaults`, by name."""
@@ -59,6 +61,8 @@ def sampling(where: str, given: Mapping[str, Any]) -> Sampling:
     checked = Sampling(**{name: SAMPLING[name](where, name, value) for name, value in values.items()})
     if checked.max_tokens is not None:
         check_order(where, checked.min_tokens or 0, checked.max_tokens)
+    if checked.best_of is not None:
+        check_best_of(where, checked.n or 1, checked.best_of)
     return checked
 
 

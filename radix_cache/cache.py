@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from palmette.radix_cache.arrays import EMPTY, Ints, as_ints, join
 from palmette.radix_cache.eviction import LRU, EvictionPolicy
 from palmette.radix_cache.integrity import slot_problems, tree_problems
-from palmette.radix_cache.lease import Lease
+from palmette.radix_cache.lease import Lease, Pin
 from palmette.radix_cache.slots import OutOfSlots, SlotPool, SlotState
-from palmette.radix_cache.tree import Node, Tree
+from palmette.radix_cache.tree import Node, Tree, Walk
 from palmette.radix_cache.view import TreeView, topmost
+
+LeaseT = TypeVar("LeaseT", bound=Lease)
 
 
 class CacheStats(NamedTuple):
@@ -21,6 +23,7 @@ class CacheStats(NamedTuple):
 
     lookups: calls of `match`; lookup_tokens: tokens they asked for; hit_tokens: tokens they found.
     duplicate_tokens: slots given to `insert` and released, as the tree had the token already.
+    A pin is no lookup.
     """
 
     lookups: int = 0
@@ -33,10 +36,18 @@ class CacheStats(NamedTuple):
     splits: int = 0
 
 
+class Found(NamedTuple):
+    """A prefix that is cached: its length, and the ids of the nodes that it goes through, the top one first. It may end
+    inside the last one's run."""
+
+    length: int
+    nodes: tuple[int, ...]
+
+
 class RadixCache:
     """Prefixes of token ids and the KV slots that hold them, per namespace.
 
-    Time is a logical clock that ticks once per `match` and per `insert`: the same calls give the same tree.
+    Time is a logical clock that ticks once per `match`, `pin` and `insert`: the same calls give the same tree.
 
     Who owns a slot: the pool hands it to a request (`reserve`), which owns it until it gives it back to the pool or
     to `insert`; then it is the cache's until it is evicted. A request that ends in the middle releases its lease, and
@@ -44,14 +55,23 @@ class RadixCache:
 
     With `enabled=False` nothing is kept or found: `match` gives an empty lease, and the lease that `insert` gives owns
     the slots itself and frees them when released, so that callers need no second path.
+
+    With `exact=True` it is a table of whole prompts, to compare with: tokens are found either all or not at all, so
+    that a prompt asked again hits, and another one with the same beginning does not. They need not have been inserted
+    as a whole: prompts go in chunk by chunk, and are asked for without their last token.
     """
 
-    def __init__(self, pool: SlotPool, *, policy: EvictionPolicy | None = None, enabled: bool = True) -> None:
+    def __init__(
+        self, pool: SlotPool, *, policy: EvictionPolicy | None = None, enabled: bool = True, exact: bool = False
+    ) -> None:
         self.pool = pool
         self.enabled = enabled
+        self.exact = exact
         self._tree = Tree(policy or LRU())
         # All active leases, and the node at which each ends: None for one of no tokens, or if not enabled.
         self._leases: dict[Lease, Node | None] = {}
+        # Counted when asked for, until a pin comes or goes.
+        self._pinned: int | None = 0
         self._clock = 0
         self._counts = dict.fromkeys(CacheStats._fields, 0)
 
@@ -66,8 +86,22 @@ class RadixCache:
         return self._tree.evictable
 
     @property
+    def pinned(self) -> int:
+        """How many slots lie under pins, those under several of them counted once."""
+        if self._pinned is None:
+            ends = (node for lease, node in self._leases.items() if isinstance(lease, Pin) and node is not None)
+            self._pinned = self._tree.covered(ends)
+        return self._pinned
+
+    @property
+    def version(self) -> int:
+        """Another number whenever `peek` or `find` may answer other than before, for some tokens: so what they said
+        may be kept for as long as it stays."""
+        return self._tree.version
+
+    @property
     def leases(self) -> int:
-        """How many leases are active, those of no tokens included."""
+        """How many leases are active, pins and those of no tokens included."""
         return len(self._leases)
 
     @property
@@ -75,29 +109,49 @@ class RadixCache:
         """The counters as they stand."""
         return CacheStats(**{**self._counts, "splits": self._tree.splits})
 
-    def match(self, tokens: Sequence[int] | Ints, namespace: str = "") -> Lease:
-        """A lease on the longest prefix of `tokens` that is cached; of length 0 where none is."""
+    def match(self, tokens: Sequence[int] | Ints, namespace: str = "", *, priority: int = 0) -> Lease:
+        """A lease on the longest prefix of `tokens` that is cached; of length 0 where none is. `priority` is for the
+        eviction policy of that name: what the lease goes through keeps the greatest that it was given."""
         tokens = as_ints(tokens, "tokens")
-        self._clock += 1
-        walk = self._tree.walk(tokens, namespace)
+        walk = self._walk(tokens, namespace)
         self._counts["lookups"] += 1
         self._counts["lookup_tokens"] += tokens.size
         self._counts["hit_tokens"] += walk.length
-        slots = walk.slots()
-        node = self._tree.cut(walk)
-        if node is not None:
-            for passed in walk.path:
-                passed.last_used = self._clock
-                passed.hits += 1
-            self._tree.lock(node)
-        return self._lease(slots, namespace, node)
+        return self._hold(walk, Lease(walk.slots(), namespace, self._let_go), priority, hits=1)
+
+    def pin(self, tokens: Sequence[int] | Ints, namespace: str = "") -> Pin:
+        """Keep the longest cached prefix of `tokens`, from eviction and from `clear`, until the pin is released."""
+        walk = self._walk(as_ints(tokens, "tokens"), namespace)
+        self._pinned = None
+        return self._hold(walk, Pin(walk.slots(), namespace, self._let_go))
 
     def peek(self, tokens: Sequence[int] | Ints, namespace: str = "") -> int:
         """The length of the longest cached prefix. Changes nothing, not even the clock."""
-        return self._tree.walk(as_ints(tokens, "tokens"), namespace).length
+        return self._walk(as_ints(tokens, "tokens"), namespace).length
+
+    def find(self, tokens: Sequence[int] | Ints, namespace: str = "") -> Found:
+        """As `peek`, and which nodes the prefix goes through."""
+        walk = self._walk(as_ints(tokens, "tokens"), namespace)
+        return Found(walk.length, tuple([node.id for node in walk.path]))
+
+    def exclusive(self, lease: Lease) -> int:
+        """How many slots would become evictable, or free, if this lease were released and no other. O(nodes that
+        no other holds). Raises ValueError for a lease of another cache; one that was released holds nothing."""
+        if not lease.active:
+            return 0
+        if lease not in self._leases:
+            raise ValueError(f"{lease!r} is not an active one of this cache")
+        node = self._leases[lease]
+        return lease.length if node is None else self._tree.exclusive(node)
 
     def insert(
-        self, tokens: Sequence[int] | Ints, slots: Ints, namespace: str = "", lease: Lease | None = None
+        self,
+        tokens: Sequence[int] | Ints,
+        slots: Ints,
+        namespace: str = "",
+        lease: Lease | None = None,
+        *,
+        priority: int = 0,
     ) -> Lease:
         """Hand over the KV of `tokens`, one slot each; a new lease on all of them, with the slots to read from now on.
 
@@ -111,6 +165,7 @@ class RadixCache:
         Wherever the tree has a token already, its own slot stays: the same slot given again is no news, and another
         one is released to the pool as a duplicate. Raises ValueError, and changes nothing, where a slot that is to be
         kept or released is not the caller's (free, the tree's, given twice), or `lease` is not on these tokens.
+        `priority` is as in `match`.
         """
         tokens, slots = as_ints(tokens, "tokens"), as_ints(slots, "slots")
         if tokens.size != slots.size:
@@ -128,21 +183,19 @@ class RadixCache:
                 raise ValueError(f"{lease!r} is not on a prefix of these tokens")
         given, fresh = slots[: walk.length], slots[walk.length :]
         duplicates = given[given != canonical]
-        self.pool.require(join([duplicates, fresh]), SlotState.PRIVATE)
+        self.pool.adopt(fresh, duplicates)
 
         self._clock += 1
         node = self._tree.cut(walk)
-        for passed in walk.path:
-            passed.last_used = self._clock
+        self._tree.touch(walk.path, self._clock, priority)
         if fresh.size:
-            self.pool.adopt(fresh)
-            node = self._tree.grow(node, namespace, tokens[walk.length :], fresh, self._clock)
+            node = self._tree.grow(node, namespace, tokens[walk.length :], fresh, self._clock, priority)
         elif node is not None:
             self._tree.lock(node)
-        taken = self._lease(join([canonical, fresh]), namespace, node)
+        taken = Lease(join([canonical, fresh]), namespace, self._let_go)
+        self._leases[taken] = node
         if lease is not None:
             lease.release()
-        self.pool.release(duplicates)
         self._counts["inserted_tokens"] += fresh.size
         self._counts["duplicate_tokens"] += duplicates.size
         return taken
@@ -199,13 +252,25 @@ class RadixCache:
             problems.append(f"{self.cached} slots are cached, but the counters say {stats}")
         return problems
 
-    def _lease(self, slots: Ints, namespace: str, node: Node | None) -> Lease:
-        lease = Lease(slots, namespace, self._let_go)
+    def _walk(self, tokens: Ints, namespace: str) -> Walk:
+        """The longest prefix that may be given out."""
+        walk = self._tree.walk(tokens, namespace)
+        return Walk([], 0, 0) if self.exact and walk.length < tokens.size else walk
+
+    def _hold(self, walk: Walk, lease: LeaseT, priority: int = 0, *, hits: int = 0) -> LeaseT:
+        """A use of what the walk found, which `lease` holds from now on."""
+        self._clock += 1
+        node = self._tree.cut(walk)
+        if node is not None:
+            self._tree.touch(walk.path, self._clock, priority, hits=hits)
+            self._tree.lock(node)
         self._leases[lease] = node
         return lease
 
     def _let_go(self, lease: Lease) -> None:
         node = self._leases.pop(lease)
+        if isinstance(lease, Pin):
+            self._pinned = None
         if node is not None:
             self._tree.unlock(node)
         else:
@@ -224,4 +289,6 @@ class RadixCache:
             # Shrunk to what it does not pass on, so that its release frees that and no more.
             lease.slots = old[~np.isin(old, slots)]
             lease.release()
-        return self._lease(slots.copy(), namespace, None)
+        taken = Lease(slots.copy(), namespace, self._let_go)
+        self._leases[taken] = None
+        return taken

@@ -88,6 +88,8 @@ def _link_problems(parent: Node, key: int, child: Node) -> Iterator[str]:
         yield f"{_name(child)} begins with token {child.key} and is listed under {key}"
     if parent.parent is not None and parent.last_used < child.last_used:
         yield f"{_name(child)} was used later than its parent"
+    if parent.parent is not None and parent.priority < child.priority:
+        yield f"{_name(child)} has a greater priority than its parent"
 
 
 def _lock_problems(node: Node, leases: int) -> Iterator[str]:

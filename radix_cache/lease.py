@@ -1,9 +1,10 @@
-"""A lease: the right to read the KV of a prefix."""
+"""A lease: the right to read the KV of a prefix. A pin: a lease that nobody reads through."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
+from typing import Self
 
 from palmette.radix_cache.arrays import Ints
 
@@ -12,7 +13,7 @@ class Lease:
     """Holds the KV of the first `length` tokens of somebody's prompt: until `release`, none of it is evicted.
 
     `slots`, int32[length], read only, is where the tokens' keys and values lie; it means nothing after the release.
-    A lease is made by `RadixCache.match` and `RadixCache.insert` only. As a context manager it releases itself.
+    A lease is made by `RadixCache.match`, `pin` and `insert` only. As a context manager it releases itself.
     """
 
     __slots__ = ("_release", "length", "namespace", "slots")
@@ -36,7 +37,7 @@ class Lease:
         if release is not None:
             release(self)
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -45,4 +46,13 @@ class Lease:
         self.release()
 
     def __repr__(self) -> str:
-        return f"<Lease of {self.length} tokens{'' if self.active else ', released'}>"
+        return f"<{type(self).__name__} of {self.length} tokens{'' if self.active else ', released'}>"
+
+
+class Pin(Lease):
+    """A lease that is there to keep a prefix, not to read it: `RadixCache.pinned` counts what lies under pins, which
+    no admission may reckon with until they are released."""
+
+    __slots__ = ()
+
+    unpin = Lease.release

@@ -10,7 +10,7 @@ from enum import IntEnum
 import numpy as np
 
 from palmette.errors import PalmetteError
-from palmette.radix_cache.arrays import Ints, as_ints
+from palmette.radix_cache.arrays import EMPTY, Ints, as_ints, join
 
 
 class OutOfSlots(PalmetteError):
@@ -25,7 +25,9 @@ class SlotState(IntEnum):
     CACHED = 2
 
 
-_SAID = {SlotState.FREE: "free", SlotState.PRIVATE: "held outside the cache", SlotState.CACHED: "the cache's"}
+# As plain numbers, since numpy is slow to see that an enumeration's members are numbers.
+_FREE, _PRIVATE, _CACHED = map(int, SlotState)
+_SAID = {_FREE: "free", _PRIVATE: "held outside the cache", _CACHED: "the cache's"}
 
 
 class SlotPool:
@@ -45,9 +47,10 @@ class SlotPool:
         self.size = size
         self._free = size
         self._stack: Ints = np.arange(size - 1, -1, -1, dtype=np.int32)
-        self._state = np.full(size, SlotState.FREE, dtype=np.uint8)
+        self._state = np.full(size, _FREE, dtype=np.uint8)
         # Where a slot stood in the list that was checked last: finds doubles in a list without sorting it.
         self._seen_at: Ints = np.zeros(size, dtype=np.int32)
+        self._places: Ints = np.arange(size, dtype=np.int32)
 
     @property
     def free(self) -> int:
@@ -68,41 +71,56 @@ class SlotPool:
             )
         slots = self._stack[self._free - n : self._free][::-1].copy()
         self._free -= n
-        self._state[slots] = SlotState.PRIVATE
+        self._state[slots] = _PRIVATE
         return slots
 
     def release(self, slots: Ints) -> None:
         """Take private slots back. Raises ValueError, and takes none, where one is not the caller's to give: free
         already, the cache's, listed twice, or of no such pool."""
-        self._take_back(self.require(slots, SlotState.PRIVATE))
+        self._take_back(self.require(slots, _PRIVATE))
 
-    def adopt(self, slots: Ints) -> None:
-        """Make private slots the cache's. For the cache; raises as `release` does."""
-        self._state[self.require(slots, SlotState.PRIVATE)] = SlotState.CACHED
+    def adopt(self, slots: Ints, surplus: Ints = EMPTY) -> None:
+        """Make private slots the cache's, and take those in `surplus` back. For the cache; raises as `release` does,
+        of both lists as of one."""
+        both = self.require(join([slots, surplus]) if surplus.size else slots, _PRIVATE)
+        self._state[both[: slots.size]] = _CACHED
+        if surplus.size:
+            self._take_back(both[slots.size :])
 
     def reclaim(self, slots: Ints) -> None:
         """Take slots back that are the cache's. For the cache; raises as `release` does."""
-        self._take_back(self.require(slots, SlotState.CACHED))
+        self._take_back(self.require(slots, _CACHED))
 
-    def require(self, slots: Ints, state: SlotState) -> Ints:
+    def require(self, slots: Ints, state: int) -> Ints:
         """`slots` as int32[n]. Raises ValueError unless they are distinct, of this pool, and in `state`."""
         slots = as_ints(slots, "slots")
-        if not slots.size:
+        n = slots.size
+        if not n:
             return slots
-        # Checked first, since a negative number would index from the end.
+        try:
+            # Unsigned, so that a negative number is out of bounds and does not index from the end.
+            sound = bool((self._state[slots.view(np.uint32)] == state).all()) and n <= self.size
+        except IndexError:
+            sound = False
+        if sound:
+            places = self._places[:n]
+            self._seen_at[slots] = places
+            sound = bool((self._seen_at[slots] == places).all())
+        if not sound:
+            raise ValueError(self._fault(slots, state))
+        return slots
+
+    def _fault(self, slots: Ints, state: int) -> str:
+        """The first thing that is wrong with slots that `require` refuses."""
         foreign = (slots < 0) | (slots >= self.size)
         if foreign.any():
-            raise ValueError(f"slot {slots[foreign][0]} is not of this pool of {self.size}")
+            return f"slot {slots[foreign][0]} is not of this pool of {self.size}"
         wrong = self._state[slots] != state
         if wrong.any():
             slot = slots[wrong][0]
-            raise ValueError(f"slot {slot} is {_SAID[SlotState(self._state[slot])]}, not {_SAID[state]}")
-        order = np.arange(slots.size, dtype=np.int32)
-        self._seen_at[slots] = order
-        twice = self._seen_at[slots] != order
-        if twice.any():
-            raise ValueError(f"slot {slots[twice][0]} is listed twice")
-        return slots
+            return f"slot {slot} is {_SAID[int(self._state[slot])]}, not {_SAID[state]}"
+        distinct, count = np.unique(slots, return_counts=True)
+        return f"slot {distinct[count > 1][0]} is listed twice"
 
     def which(self, state: SlotState) -> Ints:
         """All slots in `state`, lowest first. Walks the pool: for checks."""
@@ -116,6 +134,6 @@ class SlotPool:
         return [f"the pool counts {self._free} free slots and marks {marked.size}, or they are not the same ones"]
 
     def _take_back(self, slots: Ints) -> None:
-        self._state[slots] = SlotState.FREE
+        self._state[slots] = _FREE
         self._stack[self._free : self._free + slots.size] = slots[::-1]
         self._free += slots.size

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,12 +14,15 @@ import torch
 from palmette.errors import BackendError, Cancelled, ContextLengthError
 from palmette.kernels.ragged import RaggedBatch
 from palmette.radix_cache.cache import RadixCache
+from palmette.radix_cache.disk import DiskTier
+from palmette.radix_cache.eviction import POLICIES as EVICTION
 from palmette.radix_cache.slots import SlotPool
+from palmette.runtime.job import Job, Span
 from palmette.runtime.models.model import Model
-from palmette.runtime.request import GenerateJob, Job
+from palmette.runtime.request import GenerateJob
 from palmette.runtime.sampler import Drawn, Row, sample
 from palmette.runtime.scheduler import Scheduler, Share
-from palmette.runtime.score import ScoreJob
+from palmette.runtime.tier import KVTier
 
 
 @dataclass(slots=True)
@@ -53,12 +57,24 @@ class EngineCore:
         max_running: int = 64,
         max_step_tokens: int = 512,
         policy: str = "lpm",
-        cache: bool = True,
+        cache: bool | Literal["flat"] = True,
+        eviction: str = "lru",
+        dedupe: bool = True,
+        disk: DiskTier | None = None,
     ) -> None:
         self.model = model
-        self.cache = RadixCache(SlotPool(kv_tokens), enabled=cache)
+        pool = SlotPool(kv_tokens)
+        self.cache = RadixCache(pool, policy=EVICTION[eviction](), enabled=bool(cache), exact=cache == "flat")
         self.kv = model.new_kv(kv_tokens)
-        self.scheduler = Scheduler(self.cache, max_running=max_running, max_step_tokens=max_step_tokens, policy=policy)
+        self.tier = KVTier(disk, self.kv) if disk is not None else None
+        self.scheduler = Scheduler(
+            self.cache,
+            max_running=max_running,
+            max_step_tokens=max_step_tokens,
+            policy=policy,
+            dedupe=dedupe,
+            tier=self.tier,
+        )
         self.counters = Counters()
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="palmette-masks")
         self._token_count = token_count
@@ -70,8 +86,9 @@ class EngineCore:
 
     def add(self, job: Job) -> None:
         """Take in a job whose constraint is compiled and that fits the KV cache."""
-        self.counters.requests += 1
-        self.counters.prompt_tokens += job.prompt_length
+        if not job.goes_on:
+            self.counters.requests += 1
+            self.counters.prompt_tokens += job.prompt_length
         job.started = time.monotonic()
         if isinstance(job, GenerateJob):
             try:
@@ -81,7 +98,7 @@ class EngineCore:
         if job.done:
             self._end(job)
         else:
-            self.scheduler.waiting.append(job)
+            self.scheduler.add(job)
 
     def step(self) -> None:
         """One pass: plan, compute, draw, commit."""
@@ -90,20 +107,24 @@ class EngineCore:
         if not plan:
             self._refuse_stuck()
             return
-        masks = self._masks.submit(self._start_rows, plan)
+        work = [(share, share.job.spans(share.n)) for share in plan]
+        drawing = [share.job for share, spans in work if spans and spans[-1].draws]
+        masks = self._masks.submit(self._start_rows, drawing)
         try:
-            logits = self._forward(plan)
+            logits = self._forward([(job, span) for (job, _), spans in work for span in spans])
             rows = masks.result()
             drawn = sample(logits[: len(rows)], rows) if rows else []
         except Exception as error:
             self._fail(plan, masks, error)
             return
-        self._commit(plan, drawn, logits[len(rows) :])
+        self._commit(work, dict(zip(drawing, drawn, strict=True)), logits[len(rows) :])
 
     def close(self) -> None:
         """End whatever is in flight as cancelled, and the worker thread."""
         self.fail_all(Cancelled("the engine was closed", hint="keep the engine open until its requests are done"))
         self._masks.shutdown()
+        if self.tier is not None:
+            self.tier.disk.close()
 
     def fail_all(self, error: BaseException) -> None:
         """End every job with `error`."""
@@ -132,26 +153,27 @@ class EngineCore:
                 self._end(job)
 
     def _refuse_stuck(self) -> None:
-        """Nothing runs and the first job in line cannot be let in: it never can."""
-        if self.scheduler.waiting and not self.scheduler.running:
-            job = self.scheduler.waiting[0]
+        """A job cannot get its slots though nothing else runs: it never can."""
+        job = self.scheduler.give_up()
+        if job is not None:
+            pinned = self.cache.pinned
             job.fail(
                 ContextLengthError(
-                    f"the request may need {job.peak} KV slots, more than can be freed",
-                    hint="give the engine more kv_tokens, or ask for fewer max_tokens",
+                    f"the request may need {job.peak} KV slots; of {self.cache.pool.size} there are {pinned} pinned",
+                    hint="unpin a prefix, give the engine more kv_tokens, or ask for fewer max_tokens",
                 )
             )
             self._end(job)
 
-    def _start_rows(self, plan: Sequence[Share]) -> list[Row]:
+    def _start_rows(self, drawing: Sequence[Job]) -> list[Row]:
         """What the sampler needs for each job that draws a token, masks filled: runs beside the forward pass."""
-        return [job.row(self._words) for job in _drawing(plan)]
+        return [job.row(self._words) for job in drawing if isinstance(job, GenerateJob)]
 
-    def _forward(self, plan: Sequence[Share]) -> torch.Tensor:
-        """Logits [R, V]: first the rows that a token is drawn from, in plan order, then those of score jobs."""
-        if not any(share.n for share in plan):
+    def _forward(self, runs: Sequence[tuple[Job, Span]]) -> torch.Tensor:
+        """Logits [R, V]: first the rows that a token is drawn from, then those that jobs read, each in plan order."""
+        if not runs:
             return torch.empty(0, self.model.vocab_width)
-        batch = build_batch(plan)
+        batch = build_batch(runs)
         self.counters.steps += 1
         self.counters.computed_tokens += len(batch.tokens)
         with torch.inference_mode():
@@ -160,55 +182,36 @@ class EngineCore:
             logits[:, self._token_count :] = -torch.inf
         return logits
 
-    def _commit(self, plan: Sequence[Share], drawn: Sequence[Drawn], scored: torch.Tensor) -> None:
-        """Each job takes its tokens or scores; what goes wrong in one job ends that job only."""
-        tokens = {job.id: token for job, token in zip(_drawing(plan), drawn, strict=True)}
+    def _commit(
+        self, work: Sequence[tuple[Share, Sequence[Span]]], drawn: Mapping[Job, Drawn], read: torch.Tensor
+    ) -> None:
+        """Each job takes its token and its logits; what goes wrong in one job ends that job only."""
         at = 0
-        for job, n in plan:
-            spans = job.spans(n) if isinstance(job, ScoreJob) else []
-            rows = [row for span in spans for row in span.rows]
+        for share, spans in work:
+            job, rows = share.job, [row for span in spans for row in span.rows]
             try:
-                self._advance(job, n, tokens.get(job.id), rows, scored[at : at + len(rows)])
+                self._advance(share, drawn.get(job), rows, read[at : at + len(rows)])
             except Exception as error:
                 job.fail(_broken("a request", error))
             at += len(rows)
             if job.done:
                 self._end(job)
 
-    def _advance(self, job: Job, n: int, drawn: Drawn | None, rows: Sequence[int], scored: torch.Tensor) -> None:
-        """`n` more tokens of the job are computed; `rows` of a score job have the logits `scored`."""
-        was_prefilling = job.prefilling
-        job.computed += n
-        if was_prefilling:
-            self._share(job)
-        if isinstance(job, ScoreJob):
-            for row, logits in zip(rows, scored, strict=True):
-                job.read(row - job.prompt_length, logits)
-            if job.remaining == 0:
-                job.done = True
-                job.answer(job)
-        elif isinstance(job, GenerateJob):
-            if drawn is not None:
-                job.first_token = job.first_token or time.monotonic()
-                self.counters.sampled_tokens += 1
-                job.commit(drawn)
-            elif job.remaining == 0:
-                job.finish("length")
-            if not job.done:
-                job.show()
-
-    def _share(self, job: Job) -> None:
-        """Put what is computed of a prompt into the tree, so that siblings can take it from there at once."""
-        size = min(job.computed, job.prompt_length)
-        job.lease = self.cache.insert(job.tokens[:size], job.slots[:size], job.namespace, lease=job.lease)
-        job.slots[:size] = job.lease.slots
+    def _advance(self, share: Share, drawn: Drawn | None, rows: Sequence[int], logits: torch.Tensor) -> None:
+        job = share.job
+        self.scheduler.commit(share)
+        if rows:
+            job.read(rows, logits)
+        if drawn is not None:
+            job.first_token = job.first_token or time.monotonic()
+            self.counters.sampled_tokens += 1
+        job.go_on(drawn)
 
     def _end(self, job: Job) -> None:
         """Hand back all that a finished job holds, and answer."""
-        if job in self.scheduler.running:
-            self._keep(job)
         self.scheduler.finish(job)
-        self.counters.cached_tokens += job.cached
+        if not job.goes_on:
+            self.counters.cached_tokens += job.cached
         if isinstance(job, GenerateJob):
             self.counters.forced_tokens += job.forced
             if not job.failed:
@@ -221,24 +224,14 @@ class EngineCore:
         else:
             self.counters.finished += 1
 
-    def _keep(self, job: Job) -> None:
-        """What a job computed goes into the tree: a text whole, of an option tree the way to the chosen option."""
-        if isinstance(job, ScoreJob):
-            kept = job.kept[job.kept < job.computed]
-            rest = np.setdiff1d(np.arange(job.prompt_length, job.computed), kept)
-            self.cache.pool.release(job.slots[rest])
-        else:
-            kept = np.arange(job.computed)
-        job.lease = self.cache.insert(job.tokens[kept], job.slots[kept], job.namespace, lease=job.lease)
-
     def _fail(self, plan: Sequence[Share], masks: Future[list[Row]], error: Exception) -> None:
         """A step broke: its jobs end with the error; their slots, whose KV is not to be trusted, go back."""
         masks.cancel()
         failure = _broken("a step", error)
-        for job, n in plan:
-            self.cache.pool.release(job.slots[job.computed : job.computed + n])
-            job.fail(failure)
-            self._end(job)
+        for share in plan:
+            self.scheduler.drop(share)
+            share.job.fail(failure)
+            self._end(share.job)
 
 
 def _broken(where: str, error: Exception) -> BackendError:
@@ -249,30 +242,23 @@ def _broken(where: str, error: Exception) -> BackendError:
     return failure
 
 
-def _drawing(plan: Sequence[Share]) -> list[GenerateJob]:
-    """The jobs of a plan that draw a token: all that they know is computed by this step."""
-    return [
-        job for job, n in plan if isinstance(job, GenerateJob) and n == job.remaining and job.new_tokens > job.generated
-    ]
-
-
-def build_batch(plan: Sequence[Share]) -> RaggedBatch:
-    """The plan as index tensors (see RaggedBatch)."""
+def build_batch(runs: Sequence[tuple[Job, Span]]) -> RaggedBatch:
+    """The runs of a step as index tensors (see RaggedBatch): logits first of those that draw, then of those read."""
     tokens, positions, slots, kv = [], [], [], []
-    seg_len, kv_len, drawn_rows, score_rows = [], [], [], []
+    seg_len, kv_len, drawn, read = [], [], [], []
     at = 0
-    for job, n in plan:
-        for span in job.spans(n):
-            size = span.end - span.start
-            tokens.append(job.tokens[span.start : span.end])
-            slots.append(job.slots[span.start : span.end])
-            positions.append(np.arange(len(span.path) - size, len(span.path)))
-            kv.append(job.slots[span.path])
-            seg_len.append(size)
-            kv_len.append(len(span.path))
-            rows = drawn_rows if isinstance(job, GenerateJob) else score_rows
-            rows.extend(at + row - span.start for row in span.rows)
-            at += size
+    for job, span in runs:
+        size = span.end - span.start
+        tokens.append(job.tokens[span.start : span.end])
+        slots.append(job.slots[span.start : span.end])
+        positions.append(np.arange(len(span.path) - size, len(span.path)))
+        kv.append(job.slots[span.path])
+        seg_len.append(size)
+        kv_len.append(len(span.path))
+        if span.draws:
+            drawn.append(at + size - 1)
+        read.extend(at + row - span.start for row in span.rows)
+        at += size
     return RaggedBatch(
         tokens=_tensor(np.concatenate(tokens)),
         positions=_tensor(np.concatenate(positions)),
@@ -280,7 +266,7 @@ def build_batch(plan: Sequence[Share]) -> RaggedBatch:
         seg_start=_tensor(np.concatenate([[0], np.cumsum(seg_len)])),
         kv_start=_tensor(np.concatenate([[0], np.cumsum(kv_len)])),
         kv_slots=_tensor(np.concatenate(kv)),
-        out_rows=_tensor(np.array(drawn_rows + score_rows)),
+        out_rows=_tensor(np.array(drawn + read)),
     )
 
 

@@ -10,18 +10,23 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from palmette.arguments import flag, integer, unknown_keyword
 from palmette.errors import ArgumentError, CapabilityError
+from palmette.radix_cache.disk import DiskTier
+from palmette.radix_cache.lease import Lease
 from palmette.runtime import options
 from palmette.runtime.core import EngineCore
+from palmette.runtime.group import Group
 from palmette.runtime.intake import Intake
 from palmette.runtime.loop import EngineLoop, closed_error
 from palmette.runtime.models.model import Model, load_model
 from palmette.runtime.models.registry import resolve
+from palmette.runtime.pins import PinnedPrefix, Pins
 from palmette.runtime.prompt import prompt_tokens, prompts_of
 from palmette.runtime.protocol import (
     Capabilities,
@@ -35,7 +40,6 @@ from palmette.runtime.protocol import (
     ScoreRequest,
     ScoreResult,
 )
-from palmette.runtime.request import Group
 from palmette.runtime.settings import EngineSettings, refuse_later, refuse_unknown
 from palmette.runtime.stream import Chunk, Stream, chunks
 from palmette.runtime.tokenizer import Tokenizer
@@ -49,10 +53,16 @@ class Engine:
     model: a name that palmette knows ("smollm2-135m"), a folder, a .gguf file, or a hub id. dtype: "fp32", "bf16",
     "fp16"; None: as stored (quantised weights compute in fp32). kv_tokens: size of the KV cache in tokens.
     max_running: requests in progress at once; max_step_tokens: tokens that one step computes (prefill chunks are cut
-    to it). cache: keep prefixes for later requests. policy: "lpm" (longest cached prefix first) or "fcfs". threads:
-    CPU threads, for the whole process. deterministic: True demands bit-identical results in every batch and schedule,
-    which fp32 on the CPU has anyway, and fails where they cannot be had. seed: what requests without a seed derive
-    theirs from.
+    to it). threads: CPU threads, for the whole process. seed: what requests without a seed derive theirs from.
+    deterministic: True demands bit-identical results in every batch and schedule, and fails where they cannot be had;
+    otherwise the kernels' own is taken, which in fp32 on the CPU is the same (`palmette doctor` tells).
+
+    cache: keep prefixes for later requests; "flat" finds whole prompts again only (for comparisons). cache_dir: a
+    folder in which they are kept across restarts too, at most cache_dir_bytes of them. policy, who is let in first:
+    "lpm" (longest cached prefix), "fcfs" (first come), "dfs" (depth first over the prefix tree), "priority" (the
+    priority= of requests), "fair" (the tenant= that was served least), "random". eviction, which cached prefix goes
+    first: "lru", "lfu", "fifo", "priority", "size". dedupe: of requests that begin alike, one computes the common part,
+    the others wait for it. hints: programs tell which prefixes their branches are going to share.
 
     An engine is a backend for programs, and can be used by itself: `generate`, `agenerate`, `score`.
     """
@@ -67,17 +77,33 @@ class Engine:
         kv_tokens: int | None = None,
         max_running: int = 64,
         max_step_tokens: int = 512,
-        cache: bool = True,
+        cache: bool | Literal["flat"] = True,
         cache_dir: str | Path | None = None,
+        cache_dir_bytes: int = 8 << 30,
         policy: str = "lpm",
+        eviction: str = "lru",
+        dedupe: bool = True,
+        hints: bool = True,
         threads: int | None = None,
         deterministic: bool | None = None,
         seed: int = 0,
         **unknown: Any,
     ) -> None:
         refuse_unknown(unknown, Engine.__init__.__kwdefaults__ or {})
-        refuse_later(cache_dir=cache_dir, quantization=quantization)
-        settings = EngineSettings(kv_tokens, max_running, max_step_tokens, cache, policy, seed)
+        refuse_later(quantization=quantization)
+        settings = EngineSettings(
+            kv_tokens=kv_tokens,
+            max_running=max_running,
+            max_step_tokens=max_step_tokens,
+            cache=cache,
+            cache_dir=cache_dir,
+            cache_dir_bytes=cache_dir_bytes,
+            policy=policy,
+            eviction=eviction,
+            dedupe=dedupe,
+            hints=hints,
+            seed=seed,
+        )
         if threads is not None:
             torch.set_num_threads(integer("Engine()", "threads", threads, least=1))
         loaded, tokenizer = load_model(resolve(model), dtype=dtype, device=device)
@@ -100,6 +126,9 @@ class Engine:
         self.model = model
         self.tokenizer = tokenizer
         self.kv_tokens = settings.kv_size(model.kv_bytes_per_token)
+        self._keeps = bool(settings.cache)
+        self._hints = settings.hints and self._keeps
+        self._pins = Pins(self.kv_tokens)
         try:
             core = EngineCore(
                 model,
@@ -109,6 +138,9 @@ class Engine:
                 max_step_tokens=settings.max_step_tokens,
                 policy=settings.policy,
                 cache=settings.cache,
+                eviction=settings.eviction,
+                dedupe=settings.dedupe,
+                disk=_disk_tier(model, settings),
             )
         except MemoryError:
             size = self.kv_tokens * model.kv_bytes_per_token / 2**30
@@ -117,7 +149,9 @@ class Engine:
                 hint="lower kv_tokens",
             ) from None
         self._loop = EngineLoop(core)
-        self._intake = Intake(model, tokenizer, self._loop, kv_tokens=self.kv_tokens, seed=settings.seed)
+        self._intake = Intake(
+            model, tokenizer, self._loop, kv_tokens=self.kv_tokens, pins=self._pins, seed=settings.seed
+        )
         # Not a bound method of self: the engine must stay collectable.
         self._finalizer = weakref.finalize(self, self._intake.close)
 
@@ -125,7 +159,7 @@ class Engine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(name="engine")
+        return Capabilities(name="engine", holds=self._hints)
 
     @property
     def codec(self) -> Tokenizer:
@@ -154,6 +188,13 @@ class Engine:
             self._intake.cancel_jobs(jobs)
             raise
 
+    def hold(self, tokens: Sequence[int], namespace: str = "") -> Callable[[], None]:
+        """See protocol.Backend.hold. A hold gives way where requests need its KV slots."""
+        ids = np.asarray(tokens, np.int32)
+        numbers: list[int] = []
+        self._loop.post(lambda core: numbers.append(core.scheduler.hold(ids, namespace)))
+        return partial(self._loop.post, lambda core: core.scheduler.let_go(numbers[0]))
+
     # -- by itself ---------------------------------------------------------------------------------------------------
 
     def generate(
@@ -164,6 +205,9 @@ class Engine:
         Keywords are the fields of SamplingParams and one constraint (regex=, choices=, json_schema=, grammar=).
         Returns an Output; a list of Outputs for a list of prompts or for n > 1; with stream=True (one prompt) an
         iterator of Chunks. A text prompt may spell control tokens; the contents of messages never can.
+
+        Also keywords: namespace (str; requests share cached prefixes only within one), priority (int, higher first,
+        under policy="priority"), tenant (str; whose share is used up, under policy="fair").
         """
         prompts, many = prompts_of(prompt)
         requests = [self._request(each, params, keywords, stream) for each in prompts]
@@ -211,11 +255,14 @@ class Engine:
         temperature: float = 0.0,
         seed: int | None = None,
         namespace: str = "",
+        priority: int = 0,
+        tenant: str = "",
         **unknown: Any,
     ) -> ScoreResult:
-        """Which of `choices` continues the prompt (text, token ids or messages), and the distribution over them."""
+        """Which of `choices` continues the prompt (text, token ids or messages), and the distribution over them.
+        namespace, priority, tenant: see `generate`."""
         for keyword in unknown:
-            raise unknown_keyword("score()", keyword, ("method", "temperature", "seed", "namespace"))
+            raise unknown_keyword("score()", keyword, ("method", "temperature", "seed", *options.ACCOUNT))
         prompts, many = prompts_of(prompt)
         if many:
             raise TypeError("score takes one prompt, not a list")
@@ -226,6 +273,8 @@ class Engine:
             temperature,
             seed,
             namespace,
+            priority=priority,
+            tenant=tenant,
         )
         future, jobs = self._intake.score(request)
         try:
@@ -233,6 +282,37 @@ class Engine:
         except BaseException:
             self._intake.cancel_jobs(jobs)
             raise
+
+    def pin(self, prompt: Any, *, namespace: str = "") -> PinnedPrefix:
+        """Compute the KV of a prompt (text, token ids or messages) and keep it cached, also through `flush_cache`,
+        until the returned object is released; it is a context manager.
+
+        ArgumentError where pins would take more than half of the KV cache, CapabilityError where there is no prefix
+        cache.
+        """
+        if not self._keeps:
+            raise CapabilityError("pin() needs the prefix cache, which cache=False turns off", hint="use cache=True")
+        prompts, many = prompts_of(prompt)
+        if many:
+            raise TypeError("pin takes one prompt, not a list")
+        tokens = prompt_tokens(self.tokenizer, prompts[0])
+        leases: list[Lease] = []
+
+        def release(prefix: PinnedPrefix) -> None:
+            if self._pins.remove(prefix):
+                self._loop.post(lambda core: [lease.release() for lease in leases])
+
+        pinned = PinnedPrefix(tokens, namespace, release)
+        self._pins.add(pinned)
+        try:
+            # What was computed may be gone again before it is pinned, but not for ever.
+            while not leases or leases[-1].length < len(tokens):
+                self.generate(list(tokens), max_tokens=0, namespace=namespace)
+                leases.append(self._loop.call(lambda core: core.cache.pin(tokens, namespace)))
+        except BaseException:
+            release(pinned)
+            raise
+        return pinned
 
     def flush_cache(self) -> int:
         """Forget every cached prefix that no request is using; the number of tokens freed."""
@@ -245,6 +325,7 @@ class Engine:
             cache = core.cache
             return {
                 **asdict(core.counters),
+                **asdict(core.scheduler.counters),
                 "running": len(core.scheduler.running),
                 "waiting": len(core.scheduler.waiting),
                 "kv_tokens": cache.pool.size,
@@ -252,6 +333,7 @@ class Engine:
                 "kv_cached": cache.cached,
                 "kv_evictable": cache.evictable,
                 "cache": cache.stats._asdict(),
+                **({"disk": core.tier.disk.stats._asdict()} if core.tier is not None else {}),
             }
 
         return self._loop.call(read)
@@ -283,14 +365,14 @@ class Engine:
     def _request(
         self, prompt: Any, params: SamplingParams | None, keywords: Mapping[str, Any], stream: bool
     ) -> GenerateRequest:
-        namespace = keywords.get("namespace", "")
-        rest = {name: value for name, value in keywords.items() if name != "namespace"}
+        account = {name: value for name, value in keywords.items() if name in options.ACCOUNT}
+        rest = {name: value for name, value in keywords.items() if name not in options.ACCOUNT}
         return GenerateRequest(
             prompt_tokens(self.tokenizer, prompt),
             options.sampling_params(params, rest),
             options.constraint(rest),
-            namespace,
             stream=flag("generate()", "stream", stream),
+            **account,
         )
 
     def _stream(self, request: GenerateRequest) -> Stream:
@@ -309,6 +391,22 @@ class Engine:
             if not isinstance(event, Delta):
                 return _outputs(event)
         raise closed_error()
+
+
+def _disk_tier(model: Model, settings: EngineSettings) -> DiskTier | None:
+    if settings.cache_dir is None:
+        return None
+    try:
+        return DiskTier(
+            Path(settings.cache_dir).expanduser(),
+            fingerprint=model.fingerprint,
+            bytes_per_token=model.kv_bytes_per_token,
+            max_bytes=settings.cache_dir_bytes,
+        )
+    except ArgumentError as error:
+        raise ArgumentError(
+            f"Engine(): cache_dir={str(settings.cache_dir)!r}: {error.message}", hint=error.hint
+        ) from None
 
 
 def _post(loop: asyncio.AbstractEventLoop, events: asyncio.Queue[Event], event: Event) -> None:

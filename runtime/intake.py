@@ -8,32 +8,50 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
-from palmette.errors import ContextLengthError, PalmetteError
+from palmette.errors import ArgumentError, ContextLengthError, PalmetteError
 from palmette.runtime import options
+from palmette.runtime.constraints.beginnings import legal_beginnings
 from palmette.runtime.constraints.compile import ConstraintCompiler, validate
+from palmette.runtime.group import Group
+from palmette.runtime.healing import CoverJob, CoverTree, find_tail
+from palmette.runtime.job import Job
 from palmette.runtime.loop import EngineLoop
 from palmette.runtime.models.model import Model
+from palmette.runtime.pins import Pins
 from palmette.runtime.protocol import Event, GenerateRequest, ScoreRequest, ScoreResult
-from palmette.runtime.request import GenerateJob, Group, Job, TextTools
-from palmette.runtime.sampler import mix64
+from palmette.runtime.request import GenerateJob, Healed, Prepared, TextTools, drawn_by, ends_of
+from palmette.runtime.sampler import mix64, sample_seed
 from palmette.runtime.score import Boundary, OptionTree, ScoreJob, check_score, find_boundary, result_of
+from palmette.runtime.stopping import StopCompiler, validate_stop
 from palmette.runtime.tokenizer import Tokenizer
 
 
 class Intake:
     """Takes requests from any thread, checks them, and hands jobs to the engine's loop."""
 
-    def __init__(self, model: Model, tokenizer: Tokenizer, loop: EngineLoop, *, kv_tokens: int, seed: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        loop: EngineLoop,
+        *,
+        kv_tokens: int,
+        seed: int = 0,
+        pins: Pins | None = None,
+    ) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._loop = loop
         self._kv_tokens = kv_tokens
+        self._pins = pins if pins is not None else Pins(kv_tokens)
         self._seed = seed
         self._requests = count()
-        self._tools = TextTools(tokenizer.token_bytes, tokenizer.eos_ids, tokenizer.encode)
+        self._tools = TextTools(tokenizer.token_bytes, tokenizer.eos_ids, tokenizer.vocabulary.spell)
         self._compiler = ConstraintCompiler(tokenizer.vocabulary)
+        self._stops = StopCompiler()
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="palmette-compile")
 
     def generate(self, request: GenerateRequest, emit: Callable[[Event], None]) -> Group:
@@ -41,15 +59,18 @@ class Intake:
         group = Group(request, emit)
         try:
             self._loop.check()
-            options.check_namespace(request.namespace)
+            options.check_account(request)
             group.request = request = replace(request, params=options.checked(request.params))
-            jobs = self._jobs(request, group)
-            if request.constraint is None:
-                for job in jobs:
-                    self._loop.add(job)
-            else:
+            options.check_stream(request.params, request.stream)
+            prepared = self._prepare(request, group)
+            for pattern in request.params.stop_regex:
+                validate_stop(pattern)
+            if request.constraint is not None:
                 validate(request.constraint)
-                self._workers.submit(self._compile, group, jobs)
+            if request.constraint is not None or request.params.stop_regex:
+                self._workers.submit(self._compile, prepared)
+            else:
+                self._set_out(prepared)
         except Exception as error:
             group.fail(error)
         return group
@@ -82,32 +103,114 @@ class Intake:
 
     # -- generate ----------------------------------------------------------------------------------------------------
 
-    def _jobs(self, request: GenerateRequest, group: Group) -> list[GenerateJob]:
-        self._check_tokens((*request.params.stop_token_ids, *request.params.logit_bias), "stop_token_ids or logit_bias")
+    def _prepare(self, request: GenerateRequest, group: Group) -> Prepared:
+        params = request.params
+        for name in ("stop_token_ids", "logit_bias", "logprob_token_ids"):
+            self._check_tokens(tuple(getattr(params, name)), name)
         prompt = self._checked_prompt(request.tokens)
-        new_tokens = self._room(len(prompt), request.params.max_tokens)
-        seed = request.params.seed if request.params.seed is not None else self._fresh_seed()
-        return [GenerateJob(group, index, prompt, new_tokens, seed, self._tools) for index in range(request.params.n)]
+        if params.logprobs_start > len(prompt):
+            raise ArgumentError(
+                f"generate(): logprobs_start={params.logprobs_start} is behind the prompt's end",
+                hint=f"the prompt has {len(prompt)} tokens",
+            )
+        new_tokens = self._room(prompt, request.namespace, params.max_tokens)
+        seed = params.seed if params.seed is not None else self._fresh_seed()
+        return Prepared(group, prompt, new_tokens, seed)
 
-    def _compile(self, group: Group, jobs: Sequence[GenerateJob]) -> None:
-        """On a worker thread: the constraint's matcher for each sample, then on to the engine."""
+    def _compile(self, prepared: Prepared) -> None:
+        """On a worker thread: the constraint and the stop patterns, then on to the engine."""
+        request = prepared.group.request
         try:
-            assert group.request.constraint is not None
-            compiled = self._compiler.compile(group.request.constraint)
-            for job in jobs:
-                job.matcher, job.complete = compiled.start(), compiled.accepts
+            patterns = [self._stops.compile(pattern) for pattern in request.params.stop_regex]
+            compiled = self._compiler.compile(request.constraint) if request.constraint is not None else None
+            self._set_out(replace(prepared, patterns=patterns, compiled=compiled))
         except Exception as error:
-            group.fail(error)
-            return
+            prepared.group.fail(error)
+
+    def _set_out(self, prepared: Prepared) -> None:
+        """Send the samples to the engine; first, where the prompt is to be healed, what computes how."""
+        tree = self._covers(prepared)
+        if tree is None:
+            self._start(prepared)
+        else:
+            self._loop.add(self._cover_job(prepared, tree))
+
+    def _start(self, prepared: Prepared, healed: Sequence[Healed] = ()) -> None:
+        """Send the samples to the engine."""
+        request = prepared.group.request
+        jobs = []
+        for index in range(prepared.group.samples):
+            how, room = None, prepared.new_tokens
+            if healed:
+                how = healed[index]
+                prompt = (*how.tail.kept, *how.cover.inside)
+                room = self._room(prompt, request.namespace, request.params.max_tokens)
+            jobs.append(GenerateJob(prepared, index, self._tools, room, how))
         for job in jobs:
             self._loop.add(job)
+
+    def _covers(self, prepared: Prepared) -> CoverTree | None:
+        """The ways to spell the prompt's end anew; None where nothing is to be healed."""
+        request, compiled, vocabulary = prepared.group.request, prepared.compiled, self._tokenizer.vocabulary
+        if not request.params.token_healing or prepared.new_tokens == 0:
+            return None
+        ends = ends_of(request, self._tokenizer.eos_ids)
+        tail = find_tail(
+            prepared.prompt,
+            vocabulary,
+            healable=request.healable,
+            fixed=ends,
+            max_context=self._model.max_context,
+        )
+        if tail is None:
+            return None
+        legal = partial(legal_beginnings, compiled.start(), vocabulary) if compiled is not None else None
+        tree = CoverTree(tail, vocabulary, drawn_by(request.params), banned=ends, legal=legal)
+        return tree if tree.crosses else None
+
+    def _cover_job(self, prepared: Prepared, tree: CoverTree) -> CoverJob:
+        """Computes the covers, then has each sample go on from one of them."""
+        group, tail = prepared.group, tree.tail
+        request = group.request
+
+        def answer(found: ScoreJob | BaseException) -> None:
+            try:
+                if not isinstance(found, BaseException):
+                    covers = tree.choose([sample_seed(prepared.seed, index) for index in range(group.samples)])
+                    found.keep(covers[0].nodes)
+                    self._start(prepared, [Healed(tail, cover, found) for cover in covers])
+                elif group.cancelled and not group.ended:
+                    # The samples answer, each with what it has.
+                    self._start(prepared)
+                else:
+                    group.fail(found)
+            except Exception as error:
+                group.fail(error)
+
+        job = CoverJob(
+            tree,
+            answer,
+            namespace=request.namespace,
+            priority=request.priority,
+            tenant=request.tenant,
+            family=request.family,
+        )
+        slots = self._slots(tail.kept, request.namespace)
+        if job.peak > slots:
+            raise ContextLengthError(
+                f"healing the prompt may need {job.peak} KV slots, the engine has "
+                f"{_free_of_pins(self._kv_tokens, slots)}",
+                hint="give the engine more kv_tokens, or leave token_healing out",
+            )
+        group.add(job)
+        return job
 
     # -- score -------------------------------------------------------------------------------------------------------
 
     def _start_score(self, request: ScoreRequest, future: Future[ScoreResult], jobs: list[ScoreJob]) -> None:
         self._loop.check()
         check_score(request)
-        options.check_namespace(request.namespace)
+        options.check_account(request)
         boundary = find_boundary(
             self._checked_prompt(request.tokens),
             request.choices,
@@ -115,11 +218,11 @@ class Intake:
             bytes_of=self._tokenizer.token_bytes,
             encode=self._tokenizer.encode,
         )
-        tree = OptionTree(boundary, self._tokenizer.token_bytes)
+        tree = OptionTree(boundary, self._tokenizer.vocabulary)
         plain: OptionTree | None = None
         if request.method == "unconditional_likelihood_normalized":
             start = Boundary((self._start_token(),), boundary.options, boundary.rest, boundary.healed)
-            plain = OptionTree(start, self._tokenizer.token_bytes)
+            plain = OptionTree(start, self._tokenizer.vocabulary)
         seed = request.seed if request.seed is not None else self._fresh_seed()
 
         def answer(job: ScoreJob | BaseException) -> None:
@@ -135,7 +238,7 @@ class Intake:
             if future.set_running_or_notify_cancel():
                 future.set_result(result)
 
-        main = self._score_job(tree, request.namespace, answer)
+        main = self._score_job(tree, request, answer)
         jobs.append(main)
         if plain is None:
             self._loop.add(main)
@@ -148,15 +251,25 @@ class Intake:
             else:
                 self._loop.add(main)
 
-        first = self._score_job(plain, request.namespace, go_on)
+        first = self._score_job(plain, request, go_on)
         jobs.append(first)
         self._loop.add(first)
 
     def _score_job(
-        self, tree: OptionTree, namespace: str, answer: Callable[[ScoreJob | BaseException], None]
+        self, tree: OptionTree, request: ScoreRequest, answer: Callable[[ScoreJob | BaseException], None]
     ) -> ScoreJob:
         boundary = tree.boundary
-        job = ScoreJob(boundary.prompt, namespace, tree.inner_tokens(), tree.inner_parents(), tree.read, answer)
+        job = ScoreJob(
+            boundary.prompt,
+            tree.inner_tokens(),
+            tree.inner_parents(),
+            tree.read,
+            answer,
+            namespace=request.namespace,
+            priority=request.priority,
+            tenant=request.tenant,
+            family=request.family,
+        )
         longest = len(boundary.prompt) + max(map(len, boundary.options))
         if longest > self._model.max_context:
             raise ContextLengthError(
@@ -164,9 +277,11 @@ class Intake:
                 f"{self._model.max_context}",
                 hint="shorten the prompt",
             )
-        if job.peak > self._kv_tokens:
+        slots = self._slots(boundary.prompt, request.namespace)
+        if job.peak > slots:
             raise ContextLengthError(
-                f"the prompt and its options need {job.peak} KV slots, the engine has {self._kv_tokens}",
+                f"the prompt and its options need {job.peak} KV slots, the engine has "
+                f"{_free_of_pins(self._kv_tokens, slots)}",
                 hint="give the engine more kv_tokens, or fewer options",
             )
         return job
@@ -197,26 +312,35 @@ class Intake:
                     f"token id {token} in {where} is not in the vocabulary", hint=f"ids go from 0 to {known - 1}"
                 )
 
-    def _room(self, prompt: int, max_tokens: int | None) -> int:
-        """How many tokens may be generated behind a prompt of this length: what was asked for, or what fits."""
+    def _slots(self, prompt: Sequence[int], namespace: str) -> int:
+        """How many KV slots a request with this prompt may hold: all that are not pinned by others."""
+        return self._kv_tokens - self._pins.beside(prompt, namespace)
+
+    def _room(self, tokens: Sequence[int], namespace: str, max_tokens: int | None) -> int:
+        """How many tokens may be generated behind a prompt: what was asked for, or what fits."""
+        prompt, slots = len(tokens), self._slots(tokens, namespace)
         need = 0 if max_tokens == 0 else 1
         if prompt + need > self._model.max_context:
             raise ContextLengthError(
                 f"the prompt has {prompt} tokens, the model's context holds {self._model.max_context}",
                 hint="shorten the prompt",
             )
-        if prompt > self._kv_tokens:
+        if prompt > slots:
             raise ContextLengthError(
-                f"the prompt has {prompt} tokens, the KV cache holds {self._kv_tokens}",
+                f"the prompt has {prompt} tokens, the KV cache holds {_free_of_pins(self._kv_tokens, slots)}",
                 hint="give the engine more kv_tokens, or shorten the prompt",
             )
         # The last token that is drawn needs no slot.
-        room = min(self._model.max_context - prompt, self._kv_tokens - prompt + 1)
+        room = min(self._model.max_context - prompt, slots - prompt + 1)
         return room if max_tokens is None else min(room, max_tokens)
 
     def _fresh_seed(self) -> int:
         """A seed for a request without one: from the engine's seed and the request's number."""
         return mix64(mix64(self._seed & (2**64 - 1)) ^ next(self._requests))
+
+
+def _free_of_pins(total: int, slots: int) -> str:
+    return f"{total}" if slots == total else f"{slots} besides what is pinned"
 
 
 def _fail(future: Future[ScoreResult], error: BaseException) -> None:

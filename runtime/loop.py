@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from palmette.errors import BackendError
 from palmette.runtime.core import EngineCore
-from palmette.runtime.request import Job
+from palmette.runtime.job import Job
 
 T = TypeVar("T")
 
@@ -57,6 +57,10 @@ class EngineLoop:
     def wake(self) -> None:
         """Have the loop look at cancelled jobs now."""
         self._put(lambda: None)
+
+    def post(self, function: Callable[[EngineCore], object]) -> None:
+        """Run `function` between two steps, some time soon; never, where the engine closes before. It may not raise."""
+        self._put(lambda: function(self._core))
 
     def call(self, function: Callable[[EngineCore], T]) -> T:
         """Run `function` between two steps and return what it returns."""

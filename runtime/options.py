@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from palmette.arguments import SAMPLING, check_order, strings, unknown_keyword
-from palmette.errors import CapabilityError, ConstraintError
-from palmette.runtime.protocol import Constraint, SamplingParams
+from palmette.arguments import SAMPLING, check_best_of, check_order, integer, strings, unknown_keyword
+from palmette.errors import ArgumentError, ConstraintError
+from palmette.runtime.protocol import Constraint, GenerateRequest, SamplingParams, ScoreRequest
 
 CONSTRAINTS = ("regex", "choices", "json_schema", "grammar")
+# Keywords of a request that are neither sampling nor constraint.
+ACCOUNT = ("namespace", "priority", "tenant")
 _FIELDS = tuple(field.name for field in fields(SamplingParams))
-_LATER = ("token_healing", "stop_regex", "best_of")
 # None is a value of its own for these, not "leave it at the default".
-_OPTIONAL = ("max_tokens", "seed", "logprobs")
+_OPTIONAL = ("max_tokens", "best_of", "seed", "logprobs", "prompt_logprobs")
 
 
 def sampling_params(base: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
@@ -23,15 +24,14 @@ def sampling_params(base: SamplingParams | None, options: Mapping[str, Any]) -> 
     if base is not None and not isinstance(base, SamplingParams):
         raise TypeError(f"generate(): params= takes SamplingParams, not {base!r}; or give its fields as keywords")
     for name in options:
-        if name in _LATER:
-            raise CapabilityError(f"the in-process engine has no {name} yet", hint=f"leave {name} out")
         if name not in _FIELDS and name not in CONSTRAINTS:
-            raise unknown_keyword("generate()", name, [*_FIELDS, *CONSTRAINTS, "stream", "namespace"])
+            raise unknown_keyword("generate()", name, [*_FIELDS, *CONSTRAINTS, "stream", *ACCOUNT])
     given = {
         name: value for name, value in options.items() if name in _FIELDS and (value is not None or name in _OPTIONAL)
     }
-    if isinstance(given.get("stop"), str):
-        given["stop"] = (given["stop"],)
+    for name in ("stop", "stop_regex"):
+        if isinstance(given.get(name), str):
+            given[name] = (given[name],)
     return checked(replace(base or SamplingParams(), **given))
 
 
@@ -43,9 +43,40 @@ def checked(params: SamplingParams) -> SamplingParams:
         for name, value in values.items()
     }
     plain["logit_bias"] = dict(plain["logit_bias"])
+    result = SamplingParams(**plain)
+    _check_together(result)
+    return result
+
+
+def _check_together(params: SamplingParams) -> None:
+    """ArgumentError for settings that contradict each other, or that would have no effect."""
     if params.max_tokens is not None:
         check_order("generate()", params.min_tokens, params.max_tokens)
-    return SamplingParams(**plain)
+    if params.best_of is not None:
+        check_best_of("generate()", params.n, params.best_of)
+    if params.token_healing and params.prompt_logprobs is not None:
+        raise ArgumentError(
+            "generate(): prompt_logprobs= is of the prompt's own tokens, the last of which token_healing= may replace",
+            hint="leave one of them out",
+        )
+    if params.logprobs_start and params.prompt_logprobs is None:
+        raise ArgumentError(
+            f"generate(): logprobs_start={params.logprobs_start} without prompt_logprobs= has no effect",
+            hint="add prompt_logprobs=0, or leave logprobs_start out",
+        )
+    if params.logprob_token_ids and params.logprobs is None and params.prompt_logprobs is None:
+        raise ArgumentError(
+            "generate(): logprob_token_ids= has no effect by itself",
+            hint="add logprobs=0 for the generated tokens, prompt_logprobs=0 for those of the prompt",
+        )
+
+
+def check_stream(params: SamplingParams, stream: bool) -> None:
+    if stream and params.best_of is not None:
+        raise ArgumentError(
+            "generate(): best_of= and stream=True exclude each other: which sample is the best is known at the end",
+            hint="leave out one of them",
+        )
 
 
 def choices(where: str, value: object) -> tuple[str, ...]:
@@ -55,9 +86,13 @@ def choices(where: str, value: object) -> tuple[str, ...]:
     return strings(where, "choices", value)
 
 
-def check_namespace(value: object) -> None:
-    if not isinstance(value, str):
-        raise TypeError(f"namespace= takes a str, not {value!r}; leave it out for the common one")
+def check_account(request: GenerateRequest | ScoreRequest) -> None:
+    """The fields that say on whose behalf a request runs and how soon."""
+    for name in ("namespace", "tenant", "family"):
+        value = getattr(request, name)
+        if not isinstance(value, str):
+            raise TypeError(f"{name}= takes a str, not {value!r}; leave it out for the common one")
+    integer("generate()", "priority", request.priority, least=-(2**31))
 
 
 def constraint(options: Mapping[str, Any]) -> Constraint | None:

@@ -6,7 +6,7 @@ A client sends a `GenerateRequest` or a `ScoreRequest`; the engine answers a gen
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex
 
@@ -35,16 +35,33 @@ class SamplingParams:
     """How tokens are drawn. The defaults are those of `gen`.
 
     max_tokens: upper bound of generated tokens, forced ones included; None: to the end of the context; 0: prefill only.
-    min_tokens: no end before so many; a constraint whose text is complete earlier, with nothing left to add, ends it.
-    top_k: -1 is off. logprobs: None is off; k >= 0 gives the drawn token's log-probability and the k best others.
+    min_tokens: no end before so many: no end token, and no stop that is complete within them counts; a constraint whose
+    text is complete earlier, with nothing left to add, ends it.
+    stop, stop_regex: the text ends before the first of them that it would hold; a regex is searched for, in the dialect
+    of a regex constraint, and may not look beyond its match. top_k: -1 is off.
+    best_of: None is off; else so many samples are drawn, and the n with the highest mean log-probability per generated
+    token (`TokenLogprob`) are kept, best first (as OpenAI's completions). It excludes streaming.
+    echo: text and tokens of the output begin with the prompt's.
     seed: None draws one per request; equal (seed, prompt, parameters) give equal tokens.
+    logprobs: None is off; k >= 0 gives the drawn token's log-probability and the k best tokens'. prompt_logprobs: the
+    same for the tokens of the prompt, from position `logprobs_start` on, as the model alone has them: penalties, bias
+    and constraint are not of the prompt. logprob_token_ids: tokens whose log-probabilities are told beside, wherever
+    one of the two is on.
+    token_healing: the prompt's last tokens may be spelled anew together with what follows, where a token could reach
+    from one into the other: what follows is drawn as if the model had been given the prompt's text instead of its
+    tokens. Penalties, bias and temperature hold for all tokens that are spelled anew, top-k, top-p and min-p for the
+    ways to spell the prompt's end; a token that reaches beyond it counts as the first generated one, and has its
+    log-probability among the tokens that reach so.
     """
 
     max_tokens: int | None = 128
     min_tokens: int = 0
     n: int = 1
     stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    best_of: int | None = None
+    echo: bool = False
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
@@ -56,13 +73,20 @@ class SamplingParams:
     seed: int | None = None
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprobs_start: int = 0
+    logprob_token_ids: tuple[int, ...] = ()
+    token_healing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """Continue `tokens`. `name` is the program's variable, for traces and mock backends; it changes nothing.
 
-    `stream`: send `Delta`s; otherwise only the terminal event comes.
+    `stream`: send `Delta`s; otherwise only the terminal event comes. `healable`: how many of the last tokens are
+    literal text, which `token_healing` may take back; None: all of them. Of the schedule only, never of the answer:
+    `priority` (higher first, under the policy "priority"), `tenant` (on whose account it runs, for fair shares),
+    `family` (the program run that it belongs to).
     """
 
     tokens: tuple[int, ...]
@@ -71,11 +95,16 @@ class GenerateRequest:
     namespace: str = ""
     name: str | None = None
     stream: bool = False
+    healable: int | None = None
+    priority: int = 0
+    tenant: str = ""
+    family: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
     """Which of `choices` continues `tokens`, by log-probability. temperature 0 takes the best, above 0 it draws.
+    `priority`, `tenant`, `family` as in GenerateRequest.
 
     `healable`: how many of the last tokens are literal text, which may be tokenised anew together with a choice where
     the two meet inside a token; None: all of them, 0: none.
@@ -89,35 +118,44 @@ class ScoreRequest:
     namespace: str = ""
     name: str | None = None
     healable: int | None = None
+    priority: int = 0
+    tenant: str = ""
+    family: str = ""
 
 
 class TokenLogprob(NamedTuple):
-    """Log-probability (natural) of one generated token, after constraint, penalties and bias and before temperature
-    and top-k/top-p/min-p; `top`: the best tokens as (id, log-probability), best first. A forced token has 0.0 and no
-    others."""
+    """Log-probability (natural) of one token: of a generated one after constraint, penalties and bias and before
+    temperature and top-k/top-p/min-p, of a prompt's as the model has it. `top`: the best tokens as (id,
+    log-probability), best first, equal ones by id; `asked`: those of logprob_token_ids, in that order. A forced token
+    has 0.0 and no others."""
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    asked: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of a request. `completion_tokens` counts every generated token, forced ones too, and those of a
-    stop string that the text leaves out; `cached_tokens` of the prompt were in the KV cache."""
+    stop that the text leaves out; `cached_tokens` of the prompt were in the KV cache when the request was let in;
+    `preemptions`: how often it lost its KV slots to others and went on later; `discarded_tokens`: completion tokens of
+    the samples that best_of drew and did not keep, told with the first output."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     forced_tokens: int = 0
+    preemptions: int = 0
+    discarded_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More text of sample `index`. Never a broken character, never any part of a stop string.
+    """More text of sample `index`. Never a broken character, never any part of what ends it by `stop` or `stop_regex`.
 
-    tokens: those that are settled since the last one; joined, they are the output's. A token of which a stop string may
-    still take a part comes later than its first letters, with an empty text if need be.
+    tokens: those that are settled since the last one; joined, they are the output's. A token of which a stop may still
+    take a part comes later than its first letters, with an empty text if need be.
     """
 
     text: str
@@ -127,8 +165,10 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One finished sample. `tokens` spell `text`: an end token is left out; where a stop string cut a token, the part
-    before it was tokenised again. `logprobs` is per token as generated."""
+    """One finished sample. `tokens` spell `text`: an end token is left out; where a stop cut a token, the part before
+    it was tokenised again. matched_stop: the stop string, the pattern or the id of the token that ended it. `logprobs`
+    is per token as generated; `prompt_logprobs` per token of the prompt from `logprobs_start` on, None for the first
+    of a text, which nothing precedes. healed: the prompt's last tokens that the output's first tokens spell anew."""
 
     text: str
     tokens: tuple[int, ...]
@@ -139,6 +179,8 @@ class Output:
     index: int = 0
     prefill_seconds: float = 0.0
     seconds: float = 0.0
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    healed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,13 +302,15 @@ class Codec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend does. The interpreter refuses what is missing before anything is sent."""
+    """What a backend does. The interpreter refuses what is missing before anything is sent. `holds`: whether `hold`
+    does anything."""
 
     name: str
     constraints: frozenset[str] = frozenset({"regex", "choices", "json_schema", "grammar"})
     score: bool = True
     logprobs: bool = True
     stream: bool = True
+    holds: bool = False
     params: frozenset[str] = frozenset(SamplingParams.__dataclass_fields__)
 
 
@@ -284,3 +328,8 @@ class Backend(Protocol):
         ...
 
     async def score_async(self, request: ScoreRequest) -> ScoreResult: ...
+
+    def hold(self, tokens: Sequence[int], namespace: str = "") -> Callable[[], None]:
+        """A hint that requests are going to begin with `tokens`: what is cached of them should stay so. The function
+        that is returned ends it. Called only where `capabilities.holds`; neither call waits or fails."""
+        ...

@@ -1,192 +1,148 @@
-"""What the engine holds of a request while it works on it.
-
-A request is a list of tokens, of which the first `computed` have their keys and values in KV slots. Tokens form runs:
-a run continues another one (or nothing), so a text is one run and the options of a `select` are a tree of runs behind
-the prompt. Everything that has to be computed, prompt chunks, forced tokens, decodes and option trees alike, is "the
-next n tokens".
-"""
+"""The samples of a generate request in the engine, each a job."""
 
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
+import math
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import count
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from palmette.errors import ArgumentError, ConstraintError, PalmetteError
-from palmette.radix_cache.cache import Lease
-from palmette.runtime.constraints.matcher import Matcher
-from palmette.runtime.detokenize import StopHit, TextStream
+from palmette.runtime.constraints.matcher import CompiledConstraint, Matcher
+from palmette.runtime.detokenize import TextStream
+from palmette.runtime.group import Group
+from palmette.runtime.healing import Cover, Tail
+from palmette.runtime.job import Job, Span
+from palmette.runtime.prompt_logprobs import PromptLogprobs
 from palmette.runtime.protocol import (
     Delta,
-    Event,
-    Failed,
-    Finished,
     FinishReason,
     GenerateRequest,
     Output,
+    SamplingParams,
     TokenLogprob,
     Usage,
 )
-from palmette.runtime.sampler import Drawn, Row, sample_seed
+from palmette.runtime.sampler import Drawn, Row, Tally, sample_seed
+from palmette.runtime.stopping import StopPattern
 
-_ids = count()
+if TYPE_CHECKING:
+    import torch
 
 # How many of the last tokens a constraint sees when it spells forced text as their continuation.
 _CONTEXT = 16
 _log = logging.getLogger("palmette")
 
 
-class Span(NamedTuple):
-    """Tokens start:end of a request, whose context is the slots of tokens `path` (indices, in order of position;
-    they end with start:end themselves). `rows`: the indices among start:end whose logits are wanted."""
-
-    start: int
-    end: int
-    path: np.ndarray
-    rows: Sequence[int]
-
-
-class Job(ABC):
-    """A request in the engine. `tokens` int32; `slots[i]` is the KV slot of token i once it is computed."""
-
-    def __init__(self, tokens: Sequence[int], namespace: str, limit: int) -> None:
-        self.id = next(_ids)
-        self.namespace = namespace
-        self.tokens = np.zeros(max(limit, len(tokens)), np.int32)
-        self.tokens[: len(tokens)] = tokens
-        self.length = len(tokens)
-        self.prompt_length = len(tokens)
-        self.slots = np.zeros(len(self.tokens), np.int32)
-        self.computed = 0
-        self.lease: Lease | None = None
-        self.cached = 0
-        self.passed_over = 0
-        self.cancelled = False
-        self.done = False
-        self.failed = False
-        self.started = 0.0
-        self.first_token = 0.0
-
-    @property
-    def prompt(self) -> np.ndarray:
-        """The tokens that can be shared with others: int32 [prompt_length]."""
-        return self.tokens[: self.prompt_length]
-
-    @property
-    def remaining(self) -> int:
-        """Tokens that are known and not computed yet."""
-        return self.length - self.computed
-
-    @property
-    def prefilling(self) -> bool:
-        return self.computed < self.prompt_length
-
-    @property
-    def owed(self) -> int:
-        """KV slots that the job may still ask for."""
-        return self.peak - self.computed
-
-    @property
-    @abstractmethod
-    def peak(self) -> int:
-        """The most KV slots that the job can hold."""
-
-    @property
-    @abstractmethod
-    def shareable(self) -> np.ndarray:
-        """The tokens whose KV may come from the cache. The last token is left out where the logits behind it are
-        wanted: these need it to be computed again."""
-
-    @abstractmethod
-    def spans(self, n: int) -> list[Span]:
-        """The next n tokens, cut into runs."""
-
-    @abstractmethod
-    def usage(self) -> Usage: ...
-
-    @abstractmethod
-    def fail(self, error: BaseException) -> None:
-        """End with an error."""
-
-
-class Group:
-    """The n samples of one generate request, answered together."""
-
-    def __init__(self, request: GenerateRequest, emit: Callable[[Event], None]) -> None:
-        self.request = request
-        self.emit = emit
-        self.outputs: dict[int, Output] = {}
-        self.jobs: list[GenerateJob] = []
-        self.ended = False
-
-    def finish(self, output: Output) -> None:
-        self.outputs[output.index] = output
-        if len(self.outputs) == self.request.params.n and not self.ended:
-            self.ended = True
-            self.emit(Finished(tuple(self.outputs[index] for index in sorted(self.outputs))))
-
-    def fail(self, error: BaseException) -> None:
-        """End all samples with an error."""
-        if not self.ended:
-            self.ended = True
-            self.emit(Failed(error))
-            self.cancel()
-
-    def cancel(self) -> None:
-        """Ask for the end of all samples; they answer within a step."""
-        for job in self.jobs:
-            job.cancelled = True
-
-
 @dataclass(frozen=True, slots=True)
 class TextTools:
     """What a generating job needs of the tokenizer. bytes_of[t]: what token t adds to the text, None for a control
-    token; end_ids: the model's end-of-sequence tokens; encode: canonical tokens of a text, as a continuation."""
+    token; end_ids: the model's end-of-sequence tokens; spell: tokens of a text, as a continuation, the canonical ones
+    where it has such; None where none spell it."""
 
     bytes_of: Sequence[bytes | None]
     end_ids: frozenset[int]
-    encode: Callable[[str], list[int]]
+    spell: Callable[[bytes], list[int] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that was checked and compiled: what its samples have in common. new_tokens: how many there is room for
+    behind the prompt; patterns: of `stop_regex`."""
+
+    group: Group
+    prompt: tuple[int, ...]
+    new_tokens: int
+    seed: int
+    patterns: Sequence[StopPattern] = ()
+    compiled: CompiledConstraint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """How a sample's prompt is healed: its tail is spelled anew by the cover, which was computed by `job`."""
+
+    tail: Tail
+    cover: Cover
+    job: Job
+
+
+def drawn_by(params: SamplingParams) -> SamplingParams:
+    """What samples are drawn by. With `best_of` they are compared by their log-probabilities."""
+    return replace(params, logprobs=0) if params.best_of is not None and params.logprobs is None else params
+
+
+def ends_of(request: GenerateRequest, end_ids: frozenset[int]) -> frozenset[int]:
+    """The tokens that end a sample; `end_ids`: the model's own."""
+    # A structure always ends by itself, so `ignore_eos` has no say in one.
+    ignored = request.params.ignore_eos and request.constraint is None
+    return frozenset(request.params.stop_token_ids) | (frozenset() if ignored else end_ids)
 
 
 class GenerateJob(Job):
-    """One sample of a generate request."""
+    """One sample of a generate request. Where its prompt was healed, `prompt` holds the kept tokens and those of the
+    cover that spell nothing but the prompt."""
 
     def __init__(
-        self, group: Group, index: int, prompt: Sequence[int], new_tokens: int, seed: int, tools: TextTools
+        self, prepared: Prepared, index: int, tools: TextTools, new_tokens: int, healed: Healed | None = None
     ) -> None:
-        request = group.request
-        super().__init__(prompt, request.namespace, len(prompt) + new_tokens)
-        self.group = group
-        group.jobs.append(self)
+        request = prepared.group.request
+        inside = healed.cover.inside if healed is not None else ()
+        prompt = prepared.prompt if healed is None else (*healed.tail.kept, *inside)
+        super().__init__(
+            prompt,
+            len(prompt) + new_tokens,
+            namespace=request.namespace,
+            priority=request.priority,
+            tenant=request.tenant,
+            family=request.family,
+        )
+        self.group = prepared.group
+        self.group.add(self)
         self.index = index
-        self.params = request.params
+        self.params = params = drawn_by(request.params)
         self.new_tokens = new_tokens
-        self.seed = sample_seed(seed, index)
+        self.seed = sample_seed(prepared.seed, index)
         self.tools = tools
-        self.matcher: Matcher | None = None
-        self.complete: Callable[[bytes], bool] = lambda text: True
-        self.text = TextStream(request.params.stop)
-        # A structure always ends by itself, so `ignore_eos` has no say in one.
-        ignored = request.params.ignore_eos and request.constraint is None
-        self.ends = frozenset(request.params.stop_token_ids) | (frozenset() if ignored else tools.end_ids)
+        self.original_length = len(prepared.prompt)
+        self.healed = healed
+        if healed is not None:
+            # It has waited its turn already.
+            self.number = healed.job.number
+            self.goes_on = True
+        compiled = prepared.compiled
+        self.matcher: Matcher | None = compiled.start() if compiled is not None else None
+        self.complete: Callable[[bytes], bool] = compiled.accepts if compiled is not None else lambda text: True
+        # The prompt's tokens that are told before the generated ones: with `echo` all, with their text.
+        self._first_told = 0 if params.echo else len(prompt) - len(inside)
+        front = [tools.bytes_of[token] or b"" for token in prompt[self._first_told :]]
+        prefix = b"".join(front)
+        if healed is not None:
+            # What of the prompt's text the token spells that reaches beyond it.
+            prefix += healed.tail.rest[len(b"".join(tools.bytes_of[token] or b"" for token in inside)) :]
+        self.text = TextStream(params.stop, prepared.patterns, prefix=prefix, hidden=0 if params.echo else len(prefix))
+        self.text_ends = list(accumulate(map(len, front)))
+        self.ends = ends_of(request, tools.end_ids)
         self.finish_reason: FinishReason = "error"
         self.matched: str | int | None = None
         self.forced = 0
         self.dropped_end = 0
-        self.text_ends: list[int] = []
         self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: PromptLogprobs | None = None
+        if params.prompt_logprobs is not None and index == 0:
+            # One sample reads them for all.
+            self.prompt_logprobs = self.group.prompt_logprobs = PromptLogprobs(
+                prompt, params.logprobs_start, params.prompt_logprobs, params.logprob_token_ids
+            )
         self.sent = 0
-        penalised = (
-            self.params.frequency_penalty or self.params.presence_penalty or self.params.repetition_penalty != 1.0
-        )
-        self.counts: Counter[int] | None = Counter() if penalised else None
+        repeats = params.repetition_penalty != 1.0
+        penalised = repeats or params.frequency_penalty or params.presence_penalty
+        self.tally: Tally | None = Tally(prompt if repeats else ()) if penalised else None
 
     @property
     def generated(self) -> int:
@@ -199,12 +155,21 @@ class GenerateJob(Job):
 
     @property
     def shareable(self) -> np.ndarray:
-        return self.tokens[: self.length - 1 if self.new_tokens else self.length]
+        size = self.length - 1 if self.new_tokens else self.length
+        first = self.prompt_logprobs.first_row if self.prompt_logprobs is not None else None
+        return self.tokens[: size if first is None else min(size, first)]
 
     def spans(self, n: int) -> list[Span]:
+        if n == 0:
+            return []
         start, end = self.computed, self.computed + n
-        rows = [end - 1] if end == self.length and self.new_tokens else []
-        return [] if n == 0 else [Span(start, end, np.arange(end), rows)]
+        rows = self.prompt_logprobs.rows(start, end) if self.prompt_logprobs is not None else ()
+        return [Span(start, end, np.arange(end), rows, draws=end == self.length and self.new_tokens > 0)]
+
+    def read(self, rows: Sequence[int], logits: torch.Tensor) -> None:
+        """See Job.read: those behind the prompt's tokens, for its log-probabilities."""
+        assert self.prompt_logprobs is not None
+        self.prompt_logprobs.read(rows, logits)
 
     def row(self, words: int) -> Row:
         """What the sampler needs for the next token; `words` int32 words hold a mask over the logits' width."""
@@ -216,7 +181,7 @@ class GenerateJob(Job):
             self._mask_ends(mask)
         elif self.generated < self.params.min_tokens:
             banned = set(self.ends)
-        return Row(self.params, self.seed, self.length, mask, banned, self.counts, self._prompt_ids())
+        return Row(self.params, self.seed, self.length, mask, banned, self.tally)
 
     def _mask_ends(self, mask: np.ndarray) -> None:
         """Ids that would end the request are legal exactly where the structure may end; below `min_tokens`, only where
@@ -230,15 +195,33 @@ class GenerateJob(Job):
         if self.matcher.allows_end() and (self.generated >= self.params.min_tokens or not view.any()):
             view |= bits
 
-    def _prompt_ids(self) -> np.ndarray | None:
-        return np.unique(self.prompt) if self.params.repetition_penalty != 1.0 else None
-
     def begin(self) -> None:
         """Set out: tokens that the constraint forces at once, a text that is complete before it begins."""
         if self.new_tokens == 0:
             return
+        if self.healed is not None and self.healed.cover.extra:
+            self._cross(self.healed.cover)
         self._force()
         self._finish_if_full()
+        if not self.done:
+            self.show()
+
+    def _cross(self, cover: Cover) -> None:
+        """The token that reaches from the prompt into the text is the first one generated."""
+        if cover.logprob is not None:
+            self.logprobs.append(cover.logprob)
+        if self.matcher is not None and not all(map(self.matcher.advance, self.tools.spell(cover.extra) or [-1])):
+            raise RuntimeError(f"the constraint refused the text {cover.extra!r}, which it had allowed")
+        self._append(cover.tokens[-1], cover.extra)
+
+    def go_on(self, drawn: Drawn | None) -> None:
+        """See Job.go_on: takes the token, or ends where none was wanted."""
+        if drawn is not None:
+            self.commit(drawn)
+        elif self.remaining == 0:
+            self.finish("length")
+        if not self.done:
+            self.show()
 
     def commit(self, drawn: Drawn) -> None:
         """Take the drawn token, then what the constraint forces behind it."""
@@ -257,7 +240,7 @@ class GenerateJob(Job):
         if self.matcher is not None and not self.matcher.advance(drawn.token):
             self.fail(RuntimeError(f"the constraint refused token {drawn.token}, which its own mask allowed"))
             return
-        self._append(drawn.token)
+        self._append(drawn.token, self.tools.bytes_of[drawn.token])
         self._force()
         self._finish_if_full()
 
@@ -298,27 +281,29 @@ class GenerateJob(Job):
                     return
                 self.forced += 1
                 if self.params.logprobs is not None:
-                    self.logprobs.append(TokenLogprob(token, 0.0))
-                self._append(token)
+                    asked = ((other, 0.0 if other == token else -math.inf) for other in self.params.logprob_token_ids)
+                    self.logprobs.append(TokenLogprob(token, 0.0, asked=tuple(asked)))
+                self._append(token, self.tools.bytes_of[token])
                 if self.done:
                     return
 
-    def _append(self, token: int) -> None:
+    def _append(self, token: int, text: bytes | None) -> None:
+        """One more generated token, and what it adds to the text."""
         self.tokens[self.length] = token
         self.length += 1
-        if self.counts is not None:
-            self.counts[token] += 1
-        for hit in self.text.feed(self.tools.bytes_of[token] or b""):
-            # Inside a structure a stop string only counts where the text before it is complete.
-            if self.matcher is None or self.complete(bytes(self.text.data[: hit.at])):
-                self.text_ends.append(len(self.text.data))
-                self._stop(hit)
-                return
+        if self.tally is not None:
+            self.tally.add(token)
+        # What is complete within the first `min_tokens` tokens stops nothing, as in vLLM.
+        counts = self._may_stop_at if self.generated > self.params.min_tokens else None
+        hit = self.text.feed(text or b"", counts)
         self.text_ends.append(len(self.text.data))
+        if hit is not None:
+            self.text.cut(hit.at)
+            self.finish("stop", hit.stop)
 
-    def _stop(self, hit: StopHit) -> None:
-        self.text.cut(hit.at)
-        self.finish("stop", hit.stop)
+    def _may_stop_at(self, at: int) -> bool:
+        """Inside a structure a stop only counts where the text before it is complete."""
+        return self.matcher is None or self.complete(bytes(self.text.data[self.text.start : at]))
 
     def show(self, final: bool = False) -> None:
         """Send the text that has become safe, if the request streams."""
@@ -330,7 +315,7 @@ class GenerateJob(Job):
         else:
             # A token of which a part may still be cut off waits for its last byte.
             whole = bisect_right(self.text_ends, self.text.shown) if text else self.sent
-            tokens = tuple(self.tokens[self.prompt_length + self.sent : self.prompt_length + whole].tolist())
+            tokens = tuple(self.tokens[self._first_told + self.sent : self._first_told + whole].tolist())
         if text or tokens:
             self.group.emit(Delta(text, tokens, self.index))
             self.sent += len(tokens)
@@ -348,6 +333,7 @@ class GenerateJob(Job):
     def output(self, now: float) -> Output:
         """The finished sample; `now` in seconds of the clock that set `started`."""
         self.show(final=True)
+        started = self.started if self.healed is None else self.healed.job.started
         return Output(
             text=self.text.text(),
             tokens=self._kept_tokens(),
@@ -356,22 +342,28 @@ class GenerateJob(Job):
             matched_stop=self.matched,
             logprobs=tuple(self.logprobs) if self.params.logprobs is not None else None,
             index=self.index,
-            prefill_seconds=max(0.0, (self.first_token or now) - self.started),
-            seconds=now - self.started,
+            prefill_seconds=max(0.0, (self.first_token or now) - started),
+            seconds=now - started,
+            healed=0 if self.healed is None else self.healed.tail.healed,
         )
 
     def _kept_tokens(self) -> tuple[int, ...]:
-        """The generated tokens up to the cut; the part of a token that the cut left is tokenised again."""
-        tokens = self.tokens[self.prompt_length : self.length].tolist()
+        """The tokens that are told, up to the cut; the part of a token that the cut left is tokenised again."""
+        tokens = self.tokens[self._first_told : self.length].tolist()
         size = len(self.text.data)
         if not self.text_ends or self.text_ends[-1] <= size:
             return tuple(tokens)
         whole = next(i for i, end in enumerate(self.text_ends) if end > size)
-        rest = self.text.data[self.text_ends[whole - 1] if whole else 0 :]
-        return (*tokens[:whole], *self.tools.encode(rest.decode("utf-8", errors="ignore")))
+        rest = bytes(self.text.data[self.text_ends[whole - 1] if whole else 0 :])
+        spelled = self.tools.spell(rest)
+        if spelled is None:
+            raise ValueError(f"the vocabulary has no token for all of {rest!r}")
+        return (*tokens[:whole], *spelled)
 
     def usage(self) -> Usage:
-        return Usage(self.prompt_length, self.cached, self.generated, self.forced)
+        first = self if self.healed is None else self.healed.job
+        lost = self.preemptions if first is self else self.preemptions + first.preemptions
+        return Usage(self.original_length, first.cached, self.generated, self.forced, lost)
 
     def fail(self, error: BaseException) -> None:
         self.done = self.failed = True

@@ -1,12 +1,14 @@
-"""From logits to tokens: bias, penalties, masks, temperature, top-k, top-p, min-p, the draw, log-probabilities.
+"""From logits to tokens: penalties, bias, masks, temperature, top-k, top-p, min-p, the draw, log-probabilities.
 
-Vectorised over the batch; a feature that no row uses costs nothing. Random numbers are a counter-based function of
-(seed, position), so that a request draws the same token whatever else runs beside it.
+Vectorised over the batch: each feature is a few tensor operations over the rows that use it, however many they are,
+and none where no row does. A row draws the same token with the same log-probabilities whatever else runs beside it:
+random numbers are a counter-based function of (seed, position), a row's numbers are computed from its own logits alone,
+element by element or in the row's order, and of equal values the lower id comes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +17,10 @@ import torch
 from palmette.runtime.protocol import SamplingParams, TokenLogprob
 
 _MASK64 = (1 << 64) - 1
+# Rows whose log-probabilities over the whole vocabulary are in memory at once.
+_BLOCK = 64
+# Top-p looks for its share among so many of the largest weights first, and sorts all only where these do not reach it.
+_HEAD = 1024
 
 
 def mix64(value: int) -> int:
@@ -35,13 +41,43 @@ def uniform(seed: int, position: int) -> float:
     return (mix64(mix64(seed & _MASK64) ^ mix64(position)) >> 11) * 2.0**-53
 
 
+class Tally:
+    """The distinct tokens of a text and how often each was generated, as arrays that grow with it.
+
+    ids: int64; times: float64, 0.0 for those that only the prompt has.
+    """
+
+    def __init__(self, prompt: Sequence[int] | np.ndarray = ()) -> None:
+        ids = np.unique(np.asarray(prompt, np.int64))
+        self._place = {token: place for place, token in enumerate(ids.tolist())}
+        self._ids = ids
+        self._times = np.zeros(len(ids))
+
+    def add(self, token: int) -> None:
+        """One more generated token."""
+        place = self._place.setdefault(token, len(self._place))
+        if place == len(self._ids):
+            self._ids = np.resize(self._ids, 2 * place + 8)
+            self._times = np.concatenate([self._times, np.zeros(place + 8)])
+        self._ids[place] = token
+        self._times[place] += 1.0
+
+    @property
+    def ids(self) -> np.ndarray:
+        return self._ids[: len(self._place)]
+
+    @property
+    def times(self) -> np.ndarray:
+        return self._times[: len(self._place)]
+
+
 @dataclass(slots=True)
 class Row:
     """What the sampler must know of the request behind one row of logits.
 
     position: of the token to be drawn. mask: int32 words, bit t & 31 of word t >> 5 set where token t is allowed, or
-    None. banned: ids that may not be drawn now. counts: how often each generated token came; prompt: the prompt's
-    distinct ids (for the repetition penalty); both only where a penalty is set.
+    None. banned: ids that may not be drawn now. tally: only where a penalty is set; it holds the prompt's tokens where
+    they are to be penalised too.
     """
 
     params: SamplingParams
@@ -49,8 +85,7 @@ class Row:
     position: int
     mask: np.ndarray | None = None
     banned: Iterable[int] = ()
-    counts: Mapping[int, int] | None = None
-    prompt: np.ndarray | None = None
+    tally: Tally | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,72 +99,180 @@ class Drawn:
 @torch.inference_mode()
 def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Drawn]:
     """Draw one token for each row of `logits` (float32 [R, V], overwritten)."""
-    for index, row in enumerate(rows):
-        _adjust(logits[index], row)
+    weigh(logits, rows)
+    _mask(logits, rows)
+    _ban(logits, rows)
     best, token = logits.max(dim=-1)
     tokens = token.tolist()
-    dead = torch.isneginf(best).tolist()
+    dead = (best == -torch.inf).tolist()
     random = [i for i, row in enumerate(rows) if row.params.temperature > 0 and not dead[i]]
     if random:
-        chosen = logits[random] if len(random) < len(rows) else logits
-        for i, drawn in zip(random, _draw(chosen, [rows[i] for i in random]), strict=True):
+        for i, drawn in zip(random, _draw(_some(logits, random), [rows[i] for i in random]), strict=True):
             tokens[i] = drawn
     wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None and not dead[i]]
-    logprobs = dict(zip(wanted, _logprobs(logits, rows, wanted, tokens), strict=True)) if wanted else {}
+    logprobs: dict[int, TokenLogprob] = {}
+    if wanted:
+        asked = [rows[i].params for i in wanted]
+        found = token_logprobs(
+            _some(logits, wanted),
+            [tokens[i] for i in wanted],
+            [params.logprobs or 0 for params in asked],
+            [params.logprob_token_ids for params in asked],
+        )
+        logprobs = dict(zip(wanted, found, strict=True))
     return [Drawn(-1 if dead[i] else tokens[i], logprobs.get(i)) for i in range(len(rows))]
 
 
-def _adjust(logits: torch.Tensor, row: Row) -> None:
-    """Penalties, bias, bans and the constraint's mask, in place on one row [V]."""
-    params = row.params
-    if row.counts is not None:
-        _penalise(logits, row)
-    if params.logit_bias:
-        ids = torch.tensor(list(params.logit_bias), dtype=torch.long)
-        bias = torch.tensor(list(params.logit_bias.values()), dtype=torch.float64)
-        logits[ids] = _finite(logits[ids].double() + bias)
-    if row.mask is not None:
-        bits = np.unpackbits(row.mask.view(np.uint8), bitorder="little", count=logits.shape[0])
-        np.copyto(logits.numpy(), -np.inf, where=bits == 0)
-    banned = list(row.banned)
-    if banned:
-        logits[banned] = -torch.inf
+@torch.inference_mode()
+def token_logprobs(
+    logits: torch.Tensor, tokens: Sequence[int], top: Sequence[int], asked: Sequence[Sequence[int]]
+) -> list[TokenLogprob]:
+    """Of each row of `logits` (float32 [R, V]) the log-probability of its token, those of its `top` best tokens (fewer
+    where fewer are possible) and of the ids `asked`."""
+    result: list[TokenLogprob] = []
+    for start in range(0, len(tokens), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        result += _block_logprobs(logits[block], tokens[block], top[block], asked[block])
+    return result
 
 
-def _penalise(logits: torch.Tensor, row: Row) -> None:
-    """Frequency and presence penalties count generated tokens, as OpenAI defines them; the repetition penalty divides
-    or multiplies the logits of prompt and generated tokens (Keskar et al. 2019, CTRL)."""
-    params, counts = row.params, row.counts or {}
-    if params.repetition_penalty != 1.0:
-        seen = set(counts) | set(row.prompt.tolist() if row.prompt is not None else ())
-        ids = torch.tensor(sorted(seen), dtype=torch.long)
-        values = logits[ids].double()
-        penalty = params.repetition_penalty
-        logits[ids] = _finite(torch.where(values > 0, values / penalty, values * penalty))
-    if counts and (params.frequency_penalty or params.presence_penalty):
-        ids = torch.tensor(list(counts), dtype=torch.long)
-        times = torch.tensor(list(counts.values()), dtype=torch.float64)
-        penalties = params.frequency_penalty * times + params.presence_penalty
-        logits[ids] = _finite(logits[ids].double() - penalties)
+def _block_logprobs(
+    logits: torch.Tensor, tokens: Sequence[int], top: Sequence[int], asked: Sequence[Sequence[int]]
+) -> list[TokenLogprob]:
+    table = torch.log_softmax(logits, dim=-1)
+    wanted = [(token, *more) for token, more in zip(tokens, asked, strict=True)]
+    lines = [line for line, ids in enumerate(wanted) for _ in ids]
+    values = iter(table[lines, [token for ids in wanted for token in ids]].tolist())
+    count = min(max(top), table.shape[-1])
+    best = _best(table, count) if count else [()] * len(wanted)
+    result = []
+    for ids, most, pairs in zip(wanted, top, best, strict=True):
+        (token, value), *others = [(token, next(values)) for token in ids]
+        possible = tuple(pair for pair in pairs[:most] if pair[1] != -float("inf"))
+        result.append(TokenLogprob(token, value, possible, tuple(others)))
+    return result
 
 
-def _finite(logits: torch.Tensor) -> torch.Tensor:
-    """float64 logits as float32, which may not overflow: two that are infinite leave no distribution."""
+def _best(table: torch.Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:
+    """The `count` largest of each row (float32 [R, V]) as (id, value), best first, equal ones by id."""
+    # Read as integers, with the lower bits of negative ones turned round, floats are in the same order. With the id
+    # below them no two are equal, so that a row's best do not depend on how many others ask for.
+    bits = table.view(torch.int32)
+    ranks = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() * 2**32
+    ids = (ranks - torch.arange(table.shape[-1], device=table.device)).topk(count, dim=-1).indices
+    values = table.gather(-1, ids)
+    return [tuple(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
+
+
+# -- before the draw, in place, in this order ------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def weigh(logits: torch.Tensor, rows: Sequence[Row]) -> None:
+    """Penalties and bias: what makes other logits of the model's own, whatever may be drawn."""
+    _repeat_less(logits, rows)
+    _count_down(logits, rows)
+    _bias(logits, rows)
+
+
+def _repeat_less(logits: torch.Tensor, rows: Sequence[Row]) -> None:
+    """The repetition penalty divides or multiplies the logits of prompt and generated tokens (Keskar et al. 2019,
+    CTRL)."""
+    parts = []
+    for i, row in enumerate(rows):
+        penalty = row.params.repetition_penalty
+        if row.tally is not None and penalty != 1.0:
+            parts.append((i, row.tally.ids, np.full(len(row.tally.ids), penalty)))
+    _change(logits, parts, lambda values, penalty: torch.where(values > 0, values / penalty, values * penalty))
+
+
+def _count_down(logits: torch.Tensor, rows: Sequence[Row]) -> None:
+    """Frequency and presence penalties count generated tokens, as OpenAI defines them."""
+    parts = []
+    for i, row in enumerate(rows):
+        frequency, presence = row.params.frequency_penalty, row.params.presence_penalty
+        if row.tally is not None and (frequency or presence):
+            came = row.tally.times > 0
+            with np.errstate(over="ignore"):
+                parts.append((i, row.tally.ids[came], frequency * row.tally.times[came] + presence))
+    _change(logits, parts, torch.sub)
+
+
+def _bias(logits: torch.Tensor, rows: Sequence[Row]) -> None:
+    parts = [(i, row.params.logit_bias) for i, row in enumerate(rows) if row.params.logit_bias]
+    _change(
+        logits,
+        [(i, np.array(list(bias), np.int64), np.array(list(bias.values()), np.float64)) for i, bias in parts],
+        torch.add,
+    )
+
+
+def _change(
+    logits: torch.Tensor,
+    parts: Sequence[tuple[int, np.ndarray, np.ndarray]],
+    change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
+    """Put `change(logits, amounts)`, in float64, over the logits that parts = (row, ids, amounts) name."""
+    ids = np.concatenate([part for _, part, _ in parts]) if parts else np.empty(0)
+    if not len(ids):
+        return
+    lines = np.repeat([row for row, _, _ in parts], [len(part) for _, part, _ in parts])
+    at = (torch.from_numpy(lines).to(logits.device), torch.from_numpy(ids).to(logits.device))
+    amounts = torch.from_numpy(np.concatenate([part for _, _, part in parts])).to(logits.device)
+    # Two logits that are infinite would leave no distribution.
     limit = torch.finfo(torch.float32).max
-    return logits.clamp(-limit, limit).float()
+    logits[at] = change(logits[at].double(), amounts).clamp_(-limit, limit).float()
+
+
+def _mask(logits: torch.Tensor, rows: Sequence[Row]) -> None:
+    masks = [(i, row.mask) for i, row in enumerate(rows) if row.mask is not None]
+    if not masks:
+        return
+    words = np.stack([mask for _, mask in masks]).view(np.uint8)
+    bits = np.unpackbits(words, axis=-1, bitorder="little", count=logits.shape[-1])
+    forbidden = torch.from_numpy(bits).to(logits.device) == 0
+    _put(logits, [i for i, _ in masks], lambda part: part.masked_fill_(forbidden, -torch.inf))
+
+
+def _ban(logits: torch.Tensor, rows: Sequence[Row]) -> None:
+    pairs = [(i, token) for i, row in enumerate(rows) for token in row.banned]
+    if pairs:
+        logits[[i for i, _ in pairs], [token for _, token in pairs]] = -torch.inf
+
+
+def _some(table: torch.Tensor, lines: list[int]) -> torch.Tensor:
+    """Those lines of the table, which is itself where they are all."""
+    return table if len(lines) == len(table) else table[lines]
+
+
+def _put(table: torch.Tensor, lines: list[int], change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Put `change(lines)`, which may work in place, over those lines of the table."""
+    part = change(_some(table, lines))
+    if part is not table:
+        table[lines] = part
+
+
+# -- the draw --------------------------------------------------------------------------------------------------------
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
-    """Temperature, top-k, top-p, min-p in that order, then the inverse of the cumulative distribution, in float64."""
-    temperature = torch.tensor([[row.params.temperature] for row in rows], dtype=torch.float64)
+    """Temperature, then `pick`, in float64."""
+    params = [row.params for row in rows]
     scaled = logits.double()
-    scaled = (scaled - scaled.max(dim=-1, keepdim=True).values) / temperature
-    weights = scaled.exp_()
-    for index, row in enumerate(rows):
-        if row.params.top_k > 0 or row.params.top_p < 1.0 or row.params.min_p > 0.0:
-            _filter(weights[index], row.params)
+    temperature = _column([each.temperature for each in params], scaled)
+    weights = scaled.sub_(scaled.max(dim=-1, keepdim=True).values).div_(temperature).exp_()
+    return pick(weights, params, [uniform(row.seed, row.position) for row in rows])
+
+
+def pick(weights: torch.Tensor, params: Sequence[SamplingParams], at: Sequence[float]) -> list[int]:
+    """A column for each row of `weights` (float64 [R, C], the largest of a row 1.0; overwritten): top-k, top-p, min-p
+    in that order, then the inverse of the cumulative distribution at the numbers `at` in [0, 1)."""
+    _keep_top_k(weights, [each.top_k for each in params])
+    _keep_top_p(weights, [each.top_p for each in params])
+    if any(each.min_p > 0.0 for each in params):
+        weights.masked_fill_(weights < _column([each.min_p for each in params], weights), 0.0)
     cumulative = weights.cumsum(dim=-1)
-    points = torch.tensor([[uniform(row.seed, row.position)] for row in rows], dtype=torch.float64)
+    points = _column(at, weights)
     total = cumulative[:, -1:].contiguous()
     # Below the total even where the product rounds up to it; right=True: the first sum above the point, so that a
     # token of weight 0 is never drawn.
@@ -137,38 +280,48 @@ def _draw(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
     return torch.searchsorted(cumulative, points, right=True)[:, 0].tolist()
 
 
-def _filter(weights: torch.Tensor, params: SamplingParams) -> None:
-    """Zero the weights [V] (largest is 1.0) that top-k, top-p or min-p leave out.
-
-    Of equal weights the lower id is kept.
-    """
-    size = weights.shape[0]
-    keep = size if params.top_k <= 0 else min(params.top_k, size)
-    if keep < size or params.top_p < 1.0:
-        order = torch.sort(weights, descending=True, stable=True)
-        values, ids = order.values[:keep], order.indices[:keep]
-        if params.top_p < 1.0:
-            before = values.cumsum(0) - values
-            count = max(1, int((before < params.top_p * values.sum()).sum()))
-            ids = ids[:count]
-        kept = torch.zeros_like(weights)
-        kept[ids] = weights[ids]
-        weights.copy_(kept)
-    if params.min_p > 0.0:
-        weights[weights < params.min_p] = 0.0
+def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
 
 
-def _logprobs(
-    logits: torch.Tensor, rows: Sequence[Row], wanted: Sequence[int], tokens: Sequence[int]
-) -> list[TokenLogprob]:
-    table = torch.log_softmax(logits[list(wanted)], dim=-1)
-    result = []
-    for line, i in zip(table, wanted, strict=True):
-        top: tuple[tuple[int, float], ...] = ()
-        count = rows[i].params.logprobs or 0
-        if count:
-            best = line.topk(min(count, line.shape[0]))
-            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            top = tuple((token, value) for token, value in pairs if value != -float("inf"))
-        result.append(TokenLogprob(tokens[i], float(line[tokens[i]]), top))
-    return result
+def _keep_top_k(weights: torch.Tensor, sizes: Sequence[int]) -> None:
+    """Zero what is not among the k largest of its row; -1: off."""
+    using = [i for i, size in enumerate(sizes) if 0 < size < weights.shape[-1]]
+    if using:
+        _put(weights, using, lambda part: _largest(part, [sizes[i] for i in using]))
+
+
+def _keep_top_p(weights: torch.Tensor, shares: Sequence[float]) -> None:
+    """Zero what the largest weights, up to that share of their row's sum, leave out; 1.0: off. One is always kept."""
+    using = [i for i, share in enumerate(shares) if share < 1.0]
+    if not using:
+        return
+
+    def change(part: torch.Tensor) -> torch.Tensor:
+        # The last of running sums, not `sum()`, whose order of additions depends on the shape.
+        limits = _column([shares[i] for i in using], part) * part.cumsum(dim=-1)[:, -1:]
+        counts = _reach(part, limits, _HEAD)
+        flat = [i for i, count in enumerate(counts) if count > _HEAD]
+        if flat:
+            for i, count in zip(flat, _reach(part[flat], limits[flat], part.shape[-1]), strict=True):
+                counts[i] = count
+        return _largest(part, counts)
+
+    _put(weights, using, change)
+
+
+def _reach(part: torch.Tensor, limits: torch.Tensor, among: int) -> list[int]:
+    """How many of a row's largest weights it takes to reach its limit; among + 1 where `among` of them do not."""
+    sums = part.topk(min(among, part.shape[-1]), dim=-1).values.cumsum(dim=-1)
+    return ((sums < limits).sum(dim=-1) + 1).tolist()
+
+
+def _largest(part: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """The rows with all but the given number of largest weights zeroed."""
+    width = part.shape[-1]
+    counts = torch.tensor([[min(size, width)] for size in sizes], device=part.device)
+    least = part.topk(min(max(sizes), width), dim=-1).values.gather(-1, counts - 1)
+    above, level = part > least, part == least
+    # Of those that equal the last one kept, the first fill the places that are left.
+    keep = above | (level & (level.cumsum(dim=-1) <= counts - above.sum(dim=-1, keepdim=True)))
+    return torch.where(keep, part, 0.0)

@@ -1,26 +1,31 @@
-"""Which request computes how many tokens in a step, and who is let in.
+"""Which request computes how many tokens in a step, who is let in, and who gives way when KV slots run out.
 
-Admission never over-commits: a job is let in only if the most slots that it and all running jobs may still ask for
-are free or can be evicted. A job whose prompt begins like that of a running job still in prefill waits until the
-common part is in the tree, so that it is computed once.
+A job is let in where the greatest sum of slots that it and the running jobs are going to hold is sure or likely to be
+had (admission.py). Where that was too hopeful, the least senior running jobs are *preempted*: what they computed goes
+into the tree, from where they take as much as is still there when they are let in again. The most senior job is never
+preempted, so that somebody always gets on. A job whose prompt begins like that of a running job still in prefill waits
+until the common part is in the tree, so that it is computed once.
+
+No request starves: under the policies that reorder, a job that others were let in before `line.PATIENCE` times goes
+first. So at most that many later ones go before it, whatever arrives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from palmette.radix_cache.cache import RadixCache
-from palmette.runtime.request import Job
-
-POLICIES = ("lpm", "fcfs")
-
-# A job that others were let in before this many times goes first, whatever the policy says.
-_PATIENCE = 32
-# How many waiting jobs a step looks at.
-_WINDOW = 256
+from palmette.radix_cache.lease import Lease
+from palmette.runtime.admission import Lengths, Need, greatest_growth
+from palmette.runtime.job import Job
+from palmette.runtime.line import Line
+from palmette.runtime.policies import POLICIES
 
 
 class Share(NamedTuple):
@@ -30,19 +35,132 @@ class Share(NamedTuple):
     n: int
 
 
-class Scheduler:
-    """Holds waiting and running jobs. `policy`: "lpm" lets in the longest cached prefix first, "fcfs" the first come.
+class Decision(NamedTuple):
+    """What the scheduler decided, for traces and for the comparison of a simulation with the engine. kind: "admit" (n:
+    cached tokens), "compute" (n: tokens of the step), "preempt" (n: tokens computed so far), "evict" (n: tokens; number
+    -1), "finish" (n: all tokens)."""
 
-    max_running: jobs in progress. max_step_tokens: tokens that one step computes, over all jobs.
+    kind: str
+    number: int
+    n: int
+
+
+class Tier(Protocol):
+    """KV that is kept elsewhere, and can be brought back into slots."""
+
+    def find(self, tokens: np.ndarray, namespace: str) -> int:
+        """Length of the longest prefix that is stored."""
+        ...
+
+    def load(self, tokens: np.ndarray, namespace: str, start: int, slots: np.ndarray) -> bool:
+        """Bring the KV of tokens[start : start + len(slots)] into the slots; False where it is gone."""
+        ...
+
+    def store(self, tokens: np.ndarray, namespace: str, slots: np.ndarray) -> None:
+        """Take a copy of the KV of the tokens, of which slots[i] holds that of token i."""
+        ...
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """What the scheduler has done since the start; they only grow. recomputed_tokens: computed once more after a
+    preemption. restored_tokens: brought back from a tier. dropped_holds: holds that gave way to requests.
+    kv_peak: the most KV slots that requests and holds had at once."""
+
+    admissions: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    restored_tokens: int = 0
+    dropped_holds: int = 0
+    kv_peak: int = 0
+
+
+class Scheduler:
+    """Holds the jobs that wait (`line`) and those that run.
+
+    max_running: jobs in progress. max_step_tokens: tokens that one step computes, over all jobs. policy: a name of
+    POLICIES. dedupe: whether a job waits for the one that computes what both begin with. tier: where KV is looked for
+    that the tree does not have. log: told of every decision.
     """
 
-    def __init__(self, cache: RadixCache, *, max_running: int, max_step_tokens: int, policy: str = "lpm") -> None:
+    def __init__(
+        self,
+        cache: RadixCache,
+        *,
+        max_running: int,
+        max_step_tokens: int,
+        policy: str = "lpm",
+        dedupe: bool = True,
+        tier: Tier | None = None,
+        log: Callable[[Decision], None] | None = None,
+    ) -> None:
         self.cache = cache
         self.max_running = max_running
         self.max_step_tokens = max_step_tokens
-        self.policy = policy
-        self.waiting: list[Job] = []
+        self.policy = POLICIES[policy]()
+        self.line = Line(cache, self.policy, dedupe=dedupe)
+        self.tier = tier
+        self.log = log
+        self.lengths = Lengths()
+        self.counters = SchedulerCounters()
         self.running: list[Job] = []
+        self._takes_over = policy == "priority"
+        self._holds: OrderedDict[int, Lease] = OrderedDict()
+        self._hold_ids = count()
+        # The job that could not be let in. Nobody is let in before something changes.
+        self._blocked: Job | None = None
+
+    @property
+    def waiting(self) -> Sequence[Job]:
+        """The jobs that wait, in order of arrival."""
+        return self.line.jobs
+
+    @property
+    def shut(self) -> bool:
+        """Whether nobody can be let in as long as no job arrives and none ends."""
+        if not self.waiting or self._blocked is not None:
+            return True
+        return len(self.running) >= self.max_running and not self._takes_over
+
+    # -- from outside ------------------------------------------------------------------------------------------------
+
+    def add(self, job: Job) -> None:
+        """A job begins to wait."""
+        self.line.add(job)
+        self.policy.arrived(job, self.waiting)
+        self._blocked = None
+
+    def finish(self, job: Job) -> None:
+        """Take a job out: what it computed goes into the tree, everything else back to the pool."""
+        if job in self.running:
+            self.running.remove(job)
+            self._keep(job)
+            if job.generates and job.length > job.prompt_length:
+                self.lengths.record(job.length - job.prompt_length)
+        elif job in self.waiting:
+            self.line.remove(job)
+        if job.lease is not None:
+            job.lease.release()
+            job.lease = None
+        self._blocked = None
+        self._say("finish", job, job.length)
+
+    def hold(self, tokens: np.ndarray, namespace: str) -> int:
+        """Keep what the tree has of the tokens until `let_go`: a hint that requests are going to begin so. Other
+        prefixes are evicted first; where that is not enough for a request, holds give way, the oldest first. The
+        hold's number."""
+        number = next(self._hold_ids)
+        self._holds[number] = self.cache.match(tokens, namespace)
+        return number
+
+    def let_go(self, number: int) -> None:
+        """End a hold; nothing where it gave way earlier."""
+        lease = self._holds.pop(number, None)
+        if lease is not None:
+            lease.release()
+            self._blocked = None
+
+    # -- a step ------------------------------------------------------------------------------------------------------
 
     def plan(self) -> list[Share]:
         """Decodes first, then prefill chunks of running jobs, then new jobs, within the token budget."""
@@ -52,90 +170,230 @@ class Scheduler:
         # Prefills and newcomers keep a quarter of the budget however many jobs decode, so that none of them starves.
         kept = max(1, budget // 4) if budget > 1 and (prefills or self.waiting) else 0
         shares = _spread(decodes, budget - kept)
-        budget -= sum(share.n for share in shares)
+        left = budget - sum(share.n for share in shares)
         for job in prefills:
-            n = min(job.remaining, budget)
+            n = min(job.remaining, left)
             if n > 0:
                 shares.append(Share(job, n))
-                budget -= n
-        for job in self._candidates():
-            if budget <= 0 or len(self.running) >= self.max_running:
-                break
-            if self._waits_for_sibling(job):
-                continue
-            if not self._admit(job):
-                break
-            n = min(job.remaining, budget)
-            shares.append(Share(job, n))
-            budget -= n
-        # What they did not need goes to decodes after all.
-        shares += _spread([job for job in decodes if not any(share.job is job for share in shares)], budget)
+                left -= n
+        shares, preempted = self._make_room(shares)
+        left = budget - sum(share.n for share in shares)
+        if not preempted:
+            left = self._admit_some(shares, left)
+        # What newcomers did not need goes to decodes after all, where slots are free for the asking.
+        served = {share.job.id for share in shares}
+        spare = self.room - sum(share.n for share in shares)
+        rest = [job for job in decodes if job.id not in served and job.lease is not None]
+        shares += _spread(rest, min(left, spare))
         # Whoever was served goes behind those that were not.
         served = {share.job.id for share in shares}
         self.running.sort(key=lambda job: job.id in served)
-        for share in shares:
-            self._give_slots(share)
+        self._give_slots(shares)
+        pool = self.cache.pool
+        self.counters.kv_peak = max(self.counters.kv_peak, pool.size - pool.free - self.cache.evictable)
         return shares
 
-    def finish(self, job: Job) -> None:
-        """Take a job out: what it computed goes into the tree, everything else back to the pool."""
-        if job in self.running:
-            self.running.remove(job)
-        elif job in self.waiting:
-            self.waiting.remove(job)
-        if job.lease is not None:
-            job.lease.release()
-            job.lease = None
+    def commit(self, share: Share) -> None:
+        """The tokens of a share are computed: a prompt goes into the tree as far as it is, for siblings to take."""
+        job, n = share
+        again = max(0, min(job.lost - job.computed, n))
+        self.counters.recomputed_tokens += again
+        # The tokens behind the prompt are output; each counts when it is computed, once.
+        self.policy.served(job, 0, max(0, min(n - again, job.computed + n - job.prompt_length)))
+        was_prefilling = job.prefilling
+        job.computed += n
+        if not was_prefilling:
+            return
+        size = min(job.computed, job.prompt_length)
+        job.lease = self.cache.insert(
+            job.tokens[:size], job.slots[:size], job.namespace, lease=job.lease, priority=job.priority
+        )
+        job.slots[:size] = job.lease.slots
+        if self.tier is not None and not job.prefilling:
+            self.tier.store(job.prompt, job.namespace, job.slots[: job.prompt_length])
 
-    def _admit(self, job: Job) -> bool:
-        """Let the job in, with what the tree has of its tokens, if all that it may ask for is sure to be had."""
-        promised = sum(other.owed for other in self.running)
-        room = self.cache.pool.free + self.cache.evictable - promised
-        # Looked up without a lease first: a job that waits must not count as a use at every step.
-        if job.peak - self.cache.peek(job.shareable, job.namespace) > room:
+    def drop(self, share: Share) -> None:
+        """The tokens of a share could not be computed: their slots go back."""
+        job, n = share
+        self.cache.pool.release(job.slots[job.computed : job.computed + n])
+
+    def give_up(self) -> Job | None:
+        """After an empty plan: the job that cannot get its slots though nothing else runs. It never can, as the rest is
+        pinned; the caller ends it."""
+        return self.running[0] if self.running else self._blocked
+
+    # -- admission ---------------------------------------------------------------------------------------------------
+
+    def _admit_some(self, shares: list[Share], budget: int) -> int:
+        """Let waiting jobs in, add their shares; what is left of the budget."""
+        if budget <= 0 or self.shut:
+            return budget
+        planned = sum(share.n for share in shares)
+        candidates = self.line.order()
+        while candidates and budget > 0:
+            job, late = candidates.pop()
+            # A late job goes first whatever it costs, or others could be let in before it for ever.
+            if not late and self.line.waits_for_sibling(job, self.running):
+                continue
+            while len(self.running) >= self.max_running or not self._admit(job, planned):
+                if not self._take_over(job, shares):
+                    self._blocked = job
+                    return budget
+                planned = sum(share.n for share in shares)
+            n = min(job.remaining, budget)
+            shares.append(Share(job, n))
+            planned += n
+            budget -= n
+            if self.line.pass_over(job):
+                candidates = self.line.order()
+        return budget
+
+    def _admit(self, job: Job, planned: int) -> bool:
+        """Let the job in, with what tree and tier have of its tokens, if the slots that it may need are to be had.
+        `planned`: slots that this step is going to take."""
+        lease = self._lease(job, planned)
+        if lease is None:
             return False
-        lease = self.cache.match(job.shareable, job.namespace)
-        if job.peak - lease.length > self.cache.pool.free + self.cache.evictable - promised:
-            lease.release()
-            return False
+        if self.tier is not None:
+            lease = self._restore(job, lease)
         job.lease = lease
         job.slots[: lease.length] = lease.slots
         job.computed = lease.length
-        job.cached = min(lease.length, job.prompt_length)
-        for other in self.waiting:
-            if other is job:
-                break
-            other.passed_over += 1
-        self.waiting.remove(job)
+        if not job.preemptions:
+            job.cached = min(lease.length, job.prompt_length)
+            self.policy.served(job, job.prompt_length - job.cached, 0)
+        self.line.remove(job)
         self.running.append(job)
+        self.counters.admissions += 1
+        self._say("admit", job, lease.length)
         return True
 
-    def _candidates(self) -> Sequence[Job]:
-        """Waiting jobs in the order in which they may be let in."""
-        window = self.waiting[:_WINDOW]
-        if self.policy == "fcfs" or len(window) < 2 or len(self.running) >= self.max_running:
-            return window
-        late = [job for job in window if job.passed_over >= _PATIENCE]
-        rest = [job for job in window if job.passed_over < _PATIENCE]
-        rest.sort(key=lambda job: -self.cache.peek(job.shareable, job.namespace))
-        return late + rest
+    def _lease(self, job: Job, planned: int) -> Lease | None:
+        """What the tree has of the job's tokens, if all that it needs beyond is to be had."""
+        # Looked up without a lease first: a job that waits must not count as a use at every step.
+        missing = job.length - self.line.look(job).length
+        while True:
+            if missing <= self.room - planned:
+                lease = self.cache.match(job.shareable, job.namespace, priority=job.priority)
+                if self._fits(job, lease):
+                    return lease
+                lease.release()
+            if not self._holds:
+                return None
+            self._drop_hold()
 
-    def _waits_for_sibling(self, job: Job) -> bool:
-        """Whether a running job is computing tokens that this one could take from the tree."""
-        cached = -1
-        for other in self.running:
-            if not other.prefilling or other.namespace != job.namespace or not self.cache.enabled:
-                continue
-            shared = common_prefix(job.shareable, other.prompt)
-            if cached < 0:
-                cached = self.cache.peek(job.shareable, job.namespace)
-            if shared > max(cached, other.computed):
-                return True
-        return False
+    def _fits(self, job: Job, lease: Lease) -> bool:
+        """Whether the slots suffice for the job, which has the lease, and all that run."""
+        owed = job.peak - lease.length + sum(other.peak - other.computed for other in self.running)
+        if owed <= self.room:
+            return True
+        needs = [Need(job.length - lease.length, self.lengths.later(job), 0)]
+        needs += (Need(other.remaining, self.lengths.later(other), self._freed_by(other)) for other in self.running)
+        return greatest_growth(needs) <= self.room
 
-    def _give_slots(self, share: Share) -> None:
-        start = share.job.computed
-        share.job.slots[start : start + share.n] = self.cache.reserve(share.n)
+    def _freed_by(self, job: Job) -> int:
+        """Slots that nobody but the job holds."""
+        if job.lease is None:
+            return job.computed
+        return job.computed - job.lease.length + self.cache.exclusive(job.lease)
+
+    def _restore(self, job: Job, lease: Lease) -> Lease:
+        """Bring what the tier has beyond the lease into slots and tree."""
+        assert self.tier is not None
+        wanted = job.shareable
+        stored = self.tier.find(wanted, job.namespace)
+        if stored <= lease.length or stored - lease.length > self.room:
+            return lease
+        slots = self.reserve(stored - lease.length)
+        if not self.tier.load(wanted, job.namespace, lease.length, slots):
+            self.cache.pool.release(slots)
+            return lease
+        self.counters.restored_tokens += len(slots)
+        return self.cache.insert(
+            wanted[:stored], np.concatenate([lease.slots, slots]), job.namespace, lease=lease, priority=job.priority
+        )
+
+    # -- room --------------------------------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """Slots that are free or can be freed without taking them from anybody."""
+        return self.cache.pool.free + self.cache.evictable
+
+    def _make_room(self, shares: list[Share]) -> tuple[list[Share], bool]:
+        """Preempt until the slots of the shares are to be had; the shares that are left, and whether any job went."""
+        preempted = False
+        while sum(share.n for share in shares) > self.room:
+            if self._holds:
+                self._drop_hold()
+            elif len(self.running) > 1:
+                shares = self._preempt(max(self.running, key=self.policy.rank), shares)
+                preempted = True
+            else:
+                # All else is pinned: as much as there is, and nothing if there is none.
+                shares = [share._replace(n=self.room) for share in shares if self.room > 0]
+        return shares, preempted
+
+    def _take_over(self, job: Job, shares: list[Share]) -> bool:
+        """Where priorities count: preempt a running job of lower priority than `job`, if there is one."""
+        if not self._takes_over or not self.running:
+            return False
+        victim = max(self.running, key=self.policy.rank)
+        if victim.priority >= job.priority:
+            return False
+        shares[:] = self._preempt(victim, shares)
+        return True
+
+    def _preempt(self, job: Job, shares: list[Share]) -> list[Share]:
+        """Put a running job back in line; the shares without its own."""
+        self.counters.preemptions += 1
+        job.preemptions += 1
+        job.lost = max(job.lost, job.computed)
+        self._say("preempt", job, job.computed)
+        self._keep(job)
+        assert job.lease is not None
+        job.lease.release()
+        job.lease = None
+        job.computed = 0
+        self.running.remove(job)
+        self.line.add(job)
+        return [share for share in shares if share.job is not job]
+
+    def _keep(self, job: Job) -> None:
+        """What a job computed goes into the tree, as far as it is worth keeping; the rest back to the pool."""
+        kept = job.kept()
+        if kept is None:
+            kept = np.arange(job.computed)
+        else:
+            held = job.lease.length if job.lease is not None else 0
+            self.cache.pool.release(job.slots[np.setdiff1d(np.arange(held, job.computed), kept)])
+        tokens, slots = job.tokens[kept], job.slots[kept]
+        job.lease = self.cache.insert(tokens, slots, job.namespace, lease=job.lease, priority=job.priority)
+        if self.tier is not None and job.done and not job.failed:
+            self.tier.store(tokens, job.namespace, job.lease.slots)
+
+    def _drop_hold(self) -> None:
+        _, lease = self._holds.popitem(last=False)
+        lease.release()
+        self.counters.dropped_holds += 1
+
+    def _give_slots(self, shares: Sequence[Share]) -> None:
+        slots = self.reserve(sum(share.n for share in shares))
+        at = 0
+        for job, n in shares:
+            job.slots[job.computed : job.computed + n] = slots[at : at + n]
+            at += n
+            self._say("compute", job, n)
+
+    def reserve(self, n: int) -> np.ndarray:
+        missing = n - self.cache.pool.free
+        if missing > 0 and self.log is not None:
+            self.log(Decision("evict", -1, missing))
+        return self.cache.reserve(n)
+
+    def _say(self, kind: str, job: Job, n: int) -> None:
+        if self.log is not None:
+            self.log(Decision(kind, job.number, n))
 
 
 def _spread(jobs: Sequence[Job], budget: int) -> list[Share]:
@@ -148,10 +406,3 @@ def _spread(jobs: Sequence[Job], budget: int) -> list[Share]:
         spare -= n - 1
         shares.append(Share(job, n))
     return shares
-
-
-def common_prefix(left: np.ndarray, right: np.ndarray) -> int:
-    """Length of the longest common prefix of two int arrays."""
-    size = min(len(left), len(right))
-    differs = np.flatnonzero(left[:size] != right[:size])
-    return int(differs[0]) if len(differs) else size

@@ -10,15 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
 from palmette.arguments import SAMPLING, is_text, number
 from palmette.errors import ConstraintError, PalmetteError, suggestion
+from palmette.runtime.constraints.vocabulary import Vocabulary
+from palmette.runtime.job import Job, Span
 from palmette.runtime.protocol import ByChoice, ScoreRequest, ScoreResult, SelectMethod, Usage
-from palmette.runtime.request import Job, Span
-from palmette.runtime.sampler import uniform
+from palmette.runtime.sampler import Drawn, uniform
 
 METHODS: tuple[SelectMethod, ...] = (
     "probability",
@@ -133,9 +135,9 @@ class Node:
 class OptionTree:
     """The options' tokens as a tree; node 0 is the prompt's end. `read` takes the logits behind an inner node."""
 
-    def __init__(self, boundary: Boundary, bytes_of: Sequence[bytes | None]) -> None:
+    def __init__(self, boundary: Boundary, vocabulary: Vocabulary) -> None:
         self.boundary = boundary
-        self._bytes_of = bytes_of
+        self._vocabulary = vocabulary
         self._agree: dict[bytes, torch.Tensor] = {}
         self.nodes = [Node(-1, -1)]
         self.ends: list[int] = []
@@ -185,7 +187,7 @@ class OptionTree:
         node = self.nodes[0 if inner < 0 else self.inner[inner]]
         values = logits.double()
         rest = self._rest(node)
-        total = torch.logsumexp(values[self._agreeing(rest, len(values))] if rest else values, dim=-1)
+        total = torch.logsumexp(values[self._agreeing(rest)] if rest else values, dim=-1)
         ids = list(node.children)
         for token, value in zip(ids, (values[ids] - total).tolist(), strict=True):
             self.nodes[node.children[token]].logprob = value
@@ -196,15 +198,13 @@ class OptionTree:
             return b""
         spelled = 0
         while node.parent >= 0:
-            spelled += len(self._bytes_of[node.token] or b"")
+            spelled += len(self._vocabulary.token_bytes[node.token] or b"")
             node = self.nodes[node.parent]
         return self.boundary.rest[spelled:]
 
-    def _agreeing(self, rest: bytes, width: int) -> torch.Tensor:
+    def _agreeing(self, rest: bytes) -> torch.Tensor:
         if rest not in self._agree:
-            table = enumerate(self._bytes_of[:width])
-            ids = [t for t, piece in table if piece and (piece.startswith(rest) or rest.startswith(piece))]
-            self._agree[rest] = torch.tensor(ids, dtype=torch.long)
+            self._agree[rest] = torch.tensor(self._vocabulary.agreeing(rest), dtype=torch.long)
         return self._agree[rest]
 
     def path(self, option: int) -> list[int]:
@@ -262,29 +262,33 @@ class ScoreJob(Job):
     """A prompt and the inner nodes of a tree of options, every one computed once.
 
     `tree_tokens[i]` continues node `parents[i]` (-1: the prompt's end); parents stand before their children. The
-    log-probabilities of the children of node i (or of the prompt's end, node -1) are asked of `read(i, logits [V])`
-    as soon as its logits are there.
+    logits behind node i (or behind the prompt's end, node -1) are given to `take(i, logits [V])` as soon as they are
+    there. room: how many nodes may be added later. `account`: keywords of Job.
     """
+
+    generates = False
 
     def __init__(
         self,
         prompt: Sequence[int],
-        namespace: str,
         tree_tokens: Sequence[int],
         parents: Sequence[int],
-        read: Callable[[int, torch.Tensor], None],
+        take: Callable[[int, torch.Tensor], None],
         answer: Callable[[ScoreJob | BaseException], None],
+        *,
+        room: int = 0,
+        **account: Any,
     ) -> None:
-        super().__init__([*prompt, *tree_tokens], namespace, len(prompt) + len(tree_tokens))
+        super().__init__([*prompt, *tree_tokens], len(prompt) + len(tree_tokens) + room, **account)
         self.prompt_length = len(prompt)
         self.parents = list(parents)
-        self.read = read
+        self.take = take
         self.answer = answer
-        self.kept = np.arange(self.prompt_length)
+        self._kept = np.arange(self.prompt_length)
 
     @property
     def peak(self) -> int:
-        return self.length
+        return len(self.tokens)
 
     @property
     def shareable(self) -> np.ndarray:
@@ -309,7 +313,22 @@ class ScoreJob(Job):
 
     def keep(self, nodes: Sequence[int]) -> None:
         """Of the tree, the KV of these nodes (a way down from the prompt's end) is worth keeping."""
-        self.kept = np.concatenate([self.kept, np.asarray(nodes, np.int64) + self.prompt_length])
+        self._kept = np.concatenate([self._kept, np.asarray(nodes, np.int64) + self.prompt_length])
+
+    def kept(self) -> np.ndarray:
+        """See Job.kept: the prompt, and the way through the tree that was asked to be kept."""
+        return self._kept[self._kept < self.computed]
+
+    def read(self, rows: Sequence[int], logits: torch.Tensor) -> None:
+        """See Job.read."""
+        for row, line in zip(rows, logits, strict=True):
+            self.take(row - self.prompt_length, line)
+
+    def go_on(self, drawn: Drawn | None) -> None:
+        """See Job.go_on: answers once every node is computed."""
+        if self.remaining == 0:
+            self.done = True
+            self.answer(self)
 
     def path_to(self, start: int, end: int) -> np.ndarray:
         """Indices of the prompt's tokens, the ancestors of node `start`, and start:end."""
@@ -321,7 +340,7 @@ class ScoreJob(Job):
         return np.concatenate([np.arange(self.prompt_length), ancestors[::-1], np.arange(start, end)]).astype(np.int64)
 
     def usage(self) -> Usage:
-        return Usage(self.prompt_length, self.cached, 0, 0)
+        return Usage(self.prompt_length, self.cached, preemptions=self.preemptions)
 
     def fail(self, error: BaseException) -> None:
         self.done = self.failed = True

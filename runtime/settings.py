@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from palmette.arguments import flag, integer, unknown_keyword
 from palmette.errors import ArgumentError, CapabilityError, suggestion
-from palmette.runtime.scheduler import POLICIES
+from palmette.radix_cache.eviction import POLICIES as EVICTION
+from palmette.runtime.policies import POLICIES
 
 # The KV cache takes at most this share of the machine's memory unless the caller says how large it is.
 _KV_SHARE = 0.25
@@ -23,21 +25,37 @@ class EngineSettings:
     kv_tokens: int | None = None
     max_running: int = 64
     max_step_tokens: int = 512
-    cache: bool = True
+    cache: bool | Literal["flat"] = True
+    cache_dir: str | Path | None = None
+    cache_dir_bytes: int = 8 << 30
     policy: str = "lpm"
+    eviction: str = "lru"
+    dedupe: bool = True
+    hints: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("kv_tokens", "max_running", "max_step_tokens"):
+        for name in ("kv_tokens", "max_running", "max_step_tokens", "cache_dir_bytes"):
             value = getattr(self, name)
             if value is not None:
                 integer("Engine()", name, value, least=1)
-        flag("Engine()", "cache", self.cache)
-        if self.policy not in POLICIES:
-            raise ArgumentError(
-                f"Engine(): there is no policy {self.policy!r}", hint=suggestion(str(self.policy), POLICIES)
-            )
+        for name in ("cache", "dedupe", "hints"):
+            value = getattr(self, name)
+            if (name, value) != ("cache", "flat"):
+                flag("Engine()", name, value)
+        for name, known in (("policy", POLICIES), ("eviction", EVICTION)):
+            value = getattr(self, name)
+            if value not in known:
+                raise ArgumentError(f"Engine(): there is no {name} {value!r}", hint=suggestion(str(value), known))
         integer("Engine()", "seed", self.seed, least=-(2**63))
+        if self.cache_dir is not None:
+            if not isinstance(self.cache_dir, str | Path):
+                raise TypeError(f"Engine(): cache_dir= takes a path, not {self.cache_dir!r}")
+            if self.cache is not True:
+                raise ArgumentError(
+                    f"Engine(): cache_dir= needs the prefix cache, which cache={self.cache!r} turns off",
+                    hint="leave one of them out",
+                )
 
     def kv_size(self, bytes_per_token: int) -> int:
         """Tokens of the KV cache: what was asked for, or what a quarter of the memory holds, at most 32,768."""

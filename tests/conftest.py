@@ -91,7 +91,8 @@ class ListTokenizer:
             self.token_bytes, width=self.n_tokens, end_ids=self.eos_ids, encode=self.encode_bytes
         )
 
-    def encode(self, text: str, *, start: bool = False) -> list[int]:
+    def encode(self, pieces: Any, *, start: bool = False) -> list[int]:
+        text = pieces if isinstance(pieces, str) else "".join(piece.text for piece in pieces)
         ids = self.encode_bytes(text.encode())
         if b"".join(self.token_bytes[i] or b"" for i in ids) != text.encode():
             raise ValueError(f"no token for all of {text!r}")
@@ -111,6 +112,12 @@ class ListTokenizer:
             ids.append(best)
             rest = rest[len(self.token_bytes[best] or b"") :]
         return ids
+
+
+@pytest.fixture(scope="session")
+def list_tokenizer() -> type[ListTokenizer]:
+    """The class, which test files cannot import."""
+    return ListTokenizer
 
 
 @pytest.fixture

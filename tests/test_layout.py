@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("lang", "interpreter", "runtime", "radix_cache", "kernels")
+FOLDERS = ("lang", "interpreter", "runtime", "radix_cache", "kernels", "benchmarks")
 
 
 def python(*arguments: str, cwd: Path = ROOT, **env: str) -> str:

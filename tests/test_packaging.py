@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("lang", "interpreter", "runtime", "radix_cache", "kernels")
+FOLDERS = ("lang", "interpreter", "runtime", "radix_cache", "kernels", "benchmarks")
 SITE = sysconfig.get_path("purelib")
 
 pytestmark = pytest.mark.skipif(not (ROOT / "lang").exists(), reason="an sdist holds the code under src/palmette only")
@@ -54,7 +54,7 @@ def wheel(checkout, tmp_path_factory) -> Path:
 
 
 def modules_of_the_tree() -> set[str]:
-    """Every .py of the five folders and of the face, by its place in the package."""
+    """Every .py of the root folders and of the face, by its place in the package."""
     face = ROOT / "src" / "palmette"
     files = {f"palmette/{path.name}" for path in face.glob("*.py")}
     for folder in (*FOLDERS, "cli"):
@@ -63,7 +63,7 @@ def modules_of_the_tree() -> set[str]:
     return files
 
 
-def test_wheel_holds_the_five_packages_and_nothing_at_top_level(wheel):
+def test_wheel_holds_the_packages_of_the_root_and_nothing_at_top_level(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == {"palmette", "palmette-0.1.0.dist-info"}
     assert {name for name in names if name.endswith(".py")} == modules_of_the_tree()

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -46,13 +46,23 @@ class Partial:
 Answer: TypeAlias = "str | BaseException | Partial | Callable[[str], Any] | Mapping[str, Sequence[float]] | list[Any]"
 
 
+# A script has no prompt to tell of, and no probabilities of other tokens than its own.
+_PARAMS = frozenset(SamplingParams.__dataclass_fields__) - {
+    "echo",
+    "prompt_logprobs",
+    "logprobs_start",
+    "logprob_token_ids",
+    "token_healing",
+}
+
+
 class MockBackend:
     """Answers by the variable's name.
 
     `MockBackend({"city": "Paris", "why": ["because", "since"], "bad": RuntimeError("no")})`. A gen without an entry
-    gets `default`; a select, the first choice. Answers end at stop strings and after `max_tokens` (a token is up to
-    four characters of a word); one that breaks its regex, choices or schema is an error. `delay`: seconds before each
-    answer.
+    gets `default`; a select, the first choice. Answers end at stop strings and patterns and after `max_tokens` (a token
+    is up to four characters of a word); one that breaks its regex, choices or schema is an error. All are equally
+    probable, so that of `best_of` answers the first n are kept. `delay`: seconds before each answer.
 
     `requests`: all that was asked, in order. `active`: requests in progress. `cancelled`: those given up early.
     """
@@ -72,7 +82,7 @@ class MockBackend:
         self._default = default
         self._delay = delay
         self._codec = codec if codec is not None else MockCodec()
-        self._capabilities = capabilities if capabilities is not None else Capabilities("mock")
+        self._capabilities = capabilities if capabilities is not None else Capabilities("mock", params=_PARAMS)
         self._given: dict[str | None, int] = {}
         self.requests: list[GenerateRequest | ScoreRequest] = []
         self.active = 0
@@ -121,7 +131,8 @@ class MockBackend:
     def _answer(self, request: GenerateRequest) -> Iterator[Event]:
         prompt = self._codec.decode(request.tokens)
         outputs: list[Output] = []
-        for index in range(request.params.n):
+        params = request.params
+        for index in range(params.best_of or params.n):
             try:
                 answer = self._next(request.name, prompt)
                 if answer is None:
@@ -141,16 +152,18 @@ class MockBackend:
                 yield Failed(answer.error)
                 return
             outputs.append(output)
-        yield Finished(tuple(outputs))
+        discarded = sum(output.usage.completion_tokens for output in outputs[params.n :])
+        outputs[0] = replace(outputs[0], usage=replace(outputs[0].usage, discarded_tokens=discarded))
+        yield Finished(tuple(outputs[: params.n]))
 
     def _cut(self, text: str, request: GenerateRequest, index: int) -> Output:
         params = request.params
         reason: FinishReason = "stop" if request.constraint is None else "constraint"
-        ends = [(text.find(stop), stop) for stop in params.stop if stop in text]
         matched = None
-        if ends:
-            end, matched = min(ends)
-            text, reason = text[:end], "stop"
+        found = _first_stop(text, params)
+        if found is not None:
+            at, matched = found
+            text, reason = text[:at], "stop"
         tokens = self._codec.encode(text)
         if params.max_tokens is not None and len(tokens) > params.max_tokens:
             tokens, matched, reason = tokens[: params.max_tokens], None, "length"
@@ -221,6 +234,21 @@ class MockBackend:
         )
 
 
+def _first_stop(text: str, params: SamplingParams) -> tuple[int, str] | None:
+    """Where the stop that is complete first begins, and which it is, as the text comes character by character."""
+    found = [(at + len(stop), at, stop) for stop in params.stop if (at := text.find(stop)) >= 0]
+    for pattern in params.stop_regex:
+        searches = (re.search(pattern, text[:end], _flags(pattern)) for end in range(1, len(text) + 1))
+        match = next((match for match in searches if match), None)
+        if match is not None:
+            found.append((match.end(), match.start(), pattern))
+    return min(found)[1:] if found else None
+
+
+def _flags(pattern: str) -> re.RegexFlag:
+    return re.NOFLAG if "(?u)" in pattern else re.ASCII
+
+
 def _padded(ids: tuple[int, ...]) -> Iterable[int]:
     yield from ids
     while True:
@@ -252,7 +280,7 @@ def _check(output: Output, request: GenerateRequest) -> None:
     if constraint.kind == "choices":
         fits = text in spec
     elif constraint.kind == "regex" and isinstance(spec, str):
-        fits = re.fullmatch(spec, text, re.ASCII if "(?u)" not in spec else 0) is not None
+        fits = re.fullmatch(spec, text, _flags(spec)) is not None
     elif constraint.kind == "json_schema" and isinstance(spec, str):
         fits = _validates(text, json.loads(spec))
     else:

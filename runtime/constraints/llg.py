@@ -36,13 +36,8 @@ class _Tokens:
         self.special_token_ids = [i for i, b in enumerate(self.tokens) if not b or i in vocabulary.end_ids]
 
     def __call__(self, text: bytes | str) -> list[int]:
-        raw = text.encode() if isinstance(text, str) else bytes(text)
-        if self._vocabulary.encode is not None:
-            tokens = self._vocabulary.encode(raw)
-            # A tokenizer that drops or rewrites what it cannot spell would have llguidance force other text.
-            if self._vocabulary.text(tokens) == raw:
-                return tokens
-        return self._vocabulary.segment(raw) or []
+        # Tokens that do not spell the text as it stands would have llguidance force other text.
+        return self._vocabulary.spell(text.encode() if isinstance(text, str) else bytes(text)) or []
 
 
 def tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:

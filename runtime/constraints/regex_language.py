@@ -69,6 +69,32 @@ def read_search(pattern: str, reading: Reading) -> Language:
     return _read(pattern, reading, "search")
 
 
+def read_stop(pattern: str) -> Language:
+    """The texts that the pattern matches, wherever one begins in a text that is still being written: nothing in it may
+    speak of what stands before or behind the match, or match where there is no text."""
+    _check(pattern)
+    try:
+        node = parse(pattern, Reading.ASCII)
+        if (found := _first_assertion(node)) is not None:
+            raise ConstraintError(
+                "an anchor, look-ahead or word boundary has no meaning in a text that is still being written",
+                pointer=f"@{found.at}",
+                hint="leave it out, or say what stands there as a part of the pattern",
+            )
+        body = _settle(node, ())
+    except RecursionError:
+        raise ConstraintError("the regex is nested too deeply", hint="use fewer groups inside groups") from None
+    if nullable(body):
+        raise ConstraintError(
+            "the pattern matches the empty text, which would end every text at once",
+            pointer="@0",
+            hint="write it so that it needs at least one character, for instance with + instead of *",
+        )
+    if _never(body):
+        raise ConstraintError("no text matches the regex", pointer="@0", hint="check its empty classes")
+    return Language((Branch(body),))
+
+
 def _read(pattern: str, reading: Reading, mode: str) -> Language:
     _check(pattern)
     try:

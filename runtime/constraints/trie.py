@@ -99,6 +99,15 @@ class ByteTrie:
                 break
         return node
 
+    def below(self, node: int) -> np.ndarray:
+        """Ids of the strings that begin as the node's does, its own too; int64, ascending."""
+        found, first, last = [], node, node + 1
+        while first < last:
+            # The nodes below a node lie side by side on each level.
+            found.append(self.ends[self.end_lo[first] : self.end_hi[last - 1]])
+            first, last = int(self.lo[first]), int(self.hi[last - 1])
+        return np.sort(np.concatenate(found))
+
     def ends_at(self, node: int) -> np.ndarray:
         """Ids of the strings that end at the node."""
         return self.ends[self.end_lo[node] : self.end_hi[node]]

@@ -76,10 +76,26 @@ class Vocabulary:
             for token in self.trie.ends_at(node):
                 yield end + 1, int(token)
 
+    def beginning(self, text: bytes) -> np.ndarray:
+        """The tokens that begin with `text`, or are it; int64, ascending."""
+        node = self.trie.find(text)
+        return self.trie.below(node) if node >= 0 else np.empty(0, np.int64)
+
+    def extends(self, text: bytes) -> bool:
+        """Whether a token begins with `text` and goes on."""
+        node = self.trie.find(text)
+        return node >= 0 and bool(self.trie.lo[node] < self.trie.hi[node])
+
     def agreeing(self, text: bytes) -> list[int]:
         """The tokens that begin `text` or go on beyond it."""
-        table = enumerate(self.token_bytes)
-        return [t for t, spelling in table if spelling and (text.startswith(spelling) or spelling.startswith(text))]
+        within = [token for end, token in self.matches(text) if end < len(text)]
+        return sorted([*within, *self.beginning(text).tolist()])
+
+    def spell(self, text: bytes) -> list[int] | None:
+        """Tokens that spell `text`: the tokenizer's own where they do, else some; None where there are none. (A
+        tokenizer may drop or rewrite what it cannot spell.)"""
+        tokens = [] if self.encode is None else self.encode(text)
+        return tokens if self.text(tokens) == text else self.segment(text)
 
     def segment(self, text: bytes) -> list[int] | None:
         """Some tokens that spell `text` (not in general the tokenizer's own), or None where none do."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,9 @@ __all__ = ["KV", "Model", "RaggedBatch", "load_model"]
 
 Progress = Callable[[int, int], None]
 """Called with (tensors read, tensors in all) while a model loads."""
+
+# Changes whenever KV in a slot comes to mean something else.
+KV_LAYOUT = "palmette-kv-1"
 
 DTYPES = {
     "fp32": torch.float32,
@@ -58,12 +62,30 @@ class Model:
         self.kernel_reason = choice.reason
         self.vocab_width = arch.vocab
         self.max_context = arch.max_context
-        self._tape = lower(arch, fetch, self.kernels, self.device)
+        weights = WeightsDigest(fetch)
+        self._tape = lower(arch, weights.fetch, self.kernels, self.device)
+        self._weights = weights.hexdigest()
 
     @property
     def batch_invariant(self) -> bool:
         """Whether a token's logits are the same bits in every batch, chunk and cache state (kernels/reference.py)."""
         return self.device.type == "cpu" and self.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal where KV of one model is as good as KV of the other, bit for bit: same weights (as far as samples
+        tell), same dtype, same kernels on the same kind of processor."""
+        parts = (
+            KV_LAYOUT,
+            self.arch,
+            self.dtype,
+            self._weights,
+            self.kernels.name,
+            self.device.type,
+            torch.__version__,
+            torch.backends.cpu.get_cpu_capability() if self.device.type == "cpu" else torch.cuda.get_device_name(),
+        )
+        return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -84,6 +106,28 @@ class Model:
         Writes K and V of every token of the batch into its slot. The batch is taken to be sound (`problems()`).
         """
         return run(self._tape, self.kernels, batch, kv)
+
+
+class WeightsDigest:
+    """A hash of the weights that pass through `fetch`: of each its name, its shape and some thousand of its elements,
+    spread evenly. Other weights that agree in all of those are not to be expected."""
+
+    _SAMPLES = 4096
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def fetch(self, name: str, layer: int) -> torch.Tensor:
+        weight = self._fetch(name, layer)
+        flat = weight.flatten()
+        sample = flat[:: max(1, len(flat) // self._SAMPLES)].contiguous().cpu()
+        self._hash.update(repr((name, layer, tuple(weight.shape), weight.dtype)).encode())
+        self._hash.update(sample.view(torch.uint8).numpy().tobytes())
+        return weight
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

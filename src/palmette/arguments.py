@@ -123,8 +123,22 @@ SAMPLING: dict[str, Callable[[str, str, object], Any]] = {
     "seed": lambda where, name, value: integer(where, name, value, least=-(2**63)),
     "ignore_eos": flag,
     "logprobs": _at_least(0),
+    "best_of": _at_least(1),
+    "echo": flag,
+    "prompt_logprobs": _at_least(0),
+    "logprobs_start": _at_least(0),
+    "logprob_token_ids": _token_ids,
+    "token_healing": flag,
 }
 """Sampling settings by name: the function (where, name, value) that checks a value and gives it in its plain form."""
+
+
+def check_best_of(where: str, n: int, best_of: int) -> None:
+    if best_of < n:
+        raise ArgumentError(
+            f"{where}: best_of={best_of} is below n={n}",
+            hint="best_of samples are drawn and the best n of them kept: raise best_of or lower n",
+        )
 
 
 def check_order(where: str, min_tokens: int, max_tokens: int) -> None:

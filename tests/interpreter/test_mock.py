@@ -24,6 +24,8 @@ def test_answers_end_at_the_first_stop_string_and_at_the_limit():
     assert (state["x"], state.result("x").matched_stop, state.result("x").finish_reason) == ("one", "\n", "stop")
     cut = run(pt.gen("x", max_tokens=2), MockBackend({"x": "one two three"})).result("x")
     assert (cut.text, cut.finish_reason, cut.completion_tokens) == ("one two", "length", 2)
+    pattern = run(pt.gen("x", stop_regex=["t+wo", "[A-Z]"], stop="o E"), MockBackend({"x": "one\ntwo END"}))
+    assert (pattern["x"], pattern.result("x").matched_stop) == ("one\n", "t+wo")
     nothing = run(pt.gen("x", max_tokens=0), MockBackend({"x": "one"})).result("x")
     assert (nothing.text, nothing.finish_reason) == ("", "length")
 
@@ -41,6 +43,15 @@ def test_a_scripted_answer_that_breaks_its_constraint_is_an_error(node, good, ba
     assert run(node, MockBackend({"x": good}))["x"] == good
     with pytest.raises(pt.BackendError, match="the mock's answer"):
         run(node, MockBackend({"x": bad}))["x"]
+
+
+def test_of_best_of_answers_the_first_n_are_kept():
+    backend = MockBackend({"x": ["one", "two three", "four"]})
+    state = run(pt.gen("x", n=2, best_of=3), backend)
+    assert state["x"] == ["one", "two three"]
+    assert [result.discarded_tokens for result in state.result("x")] == [1, 0]
+    assert state.trace[-1].tokens == 5
+    assert run(pt.gen("x", best_of=3), MockBackend({"x": ["one", "two", "three"]}))["x"] == "one"
 
 
 def test_lists_functions_and_defaults():

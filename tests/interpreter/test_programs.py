@@ -356,7 +356,7 @@ def test_what_the_backend_lacks_is_refused_where_it_is_asked_for():
         assert backend.requests == []
 
 
-@pytest.mark.parametrize("setting", [{"stop_regex": "a+"}, {"token_healing": True}])
+@pytest.mark.parametrize("setting", [{"logprob_token_ids": [1]}, {"token_healing": True}])
 def test_what_the_runtime_lacks_is_refused_by_name(setting):
     @pt.function
     def program(s):

@@ -210,3 +210,14 @@ def test_branches_is_true_or_false():
     for stream in (chat.stream, chat.astream):
         with pytest.raises(TypeError, match="branches"):
             stream(backend=backend(), branches="all")
+
+
+def test_the_best_of_several_comes_whole_when_it_is_known():
+    @pt.function
+    def program(s):
+        s += "a: " + pt.gen("x", best_of=2) + "."
+
+    mock = MockBackend({"x": ["one two", "three"]})
+    events = list(program.stream(backend=mock))
+    assert [event.text for event in events if isinstance(event, pt.TextEvent)] == ["a: ", "one two", "."]
+    assert mock.requests[0].stream is False

@@ -14,6 +14,8 @@ from palmette.lang.sampling import Sampling
 def test_settings_arrive_and_what_is_not_given_stays_open():
     node = pt.gen("x", max_tokens=5, stop="a", temperature=0, logit_bias={3: -1}, seed=-1)
     assert node.sampling == Sampling(max_tokens=5, stop=("a",), temperature=0.0, logit_bias=((3, -1.0),), seed=-1)
+    node = pt.gen("x", n=2, best_of=3, stop_regex="a+", logprobs=0, logprob_token_ids=[4, 2])
+    assert node.sampling == Sampling(n=2, best_of=3, stop_regex=("a+",), logprobs=0, logprob_token_ids=(4, 2))
     assert pt.gen() == Gen()
     assert pt.gen("x", 7).sampling.max_tokens == 7
 
@@ -45,6 +47,13 @@ def test_sglangs_spellings():
         ({"min_tokens": 5, "max_tokens": 4}, pt.ArgumentError, "above max_tokens"),
         ({"max_tokens": 1, "max_new_tokens": 1}, TypeError, "one thing"),
         ({"n": 0}, pt.ArgumentError, "n is at least 1"),
+        ({"n": 3, "best_of": 2}, pt.ArgumentError, "below n=3"),
+        ({"best_of": 0}, pt.ArgumentError, "best_of is at least 1"),
+        ({"stop_regex": [""]}, pt.ArgumentError, "empty string"),
+        ({"logprob_token_ids": 3}, TypeError, "list of token ids"),
+        ({"echo": True}, TypeError, "state.text"),
+        ({"prompt_logprobs": 1}, TypeError, "engine.generate"),
+        ({"logprobs_start": 1}, TypeError, "engine.generate"),
         ({"temperature": -0.1}, pt.ArgumentError, "temperature is at least 0"),
         ({"temperature": float("nan")}, pt.ArgumentError, "out of range"),
         ({"temperature": "hot"}, TypeError, "takes a number"),

@@ -1,4 +1,4 @@
-"""The radix cache by example: match, split, insert, leases, eviction, namespaces, and the cache switched off."""
+"""The radix cache by example: match, split, insert, leases, pins, eviction, namespaces; exact, and switched off."""
 
 from __future__ import annotations
 
@@ -90,6 +90,41 @@ def test_peek_changes_nothing():
     before = cache.snapshot(), cache.stats
     assert cache.peek([1, 2, 9]) == 2
     assert (cache.snapshot(), cache.stats) == before
+
+
+def test_find_says_which_nodes_a_prefix_goes_through():
+    cache = make()
+    put(cache, [1, 2, 3, 4, 5])
+    put(cache, [1, 2, 3, 8])
+    top, below = cache._tree.roots[""].children[1], cache._tree.roots[""].children[1].children[4]
+    before = cache.snapshot(), cache.stats, cache.version
+    assert cache.find([1, 2, 3, 4, 5, 6]) == (5, (top.id, below.id))
+    assert cache.find([1, 2, 3, 4]) == (4, (top.id, below.id))
+    assert cache.find([1, 2]) == (2, (top.id,))
+    assert cache.find([7]) == cache.find([]) == cache.find([1], "other") == (0, ())
+    assert (cache.snapshot(), cache.stats, cache.version) == before
+
+
+def test_the_version_changes_with_every_answer_and_else_stays():
+    cache = make()
+    put(cache, [9])
+
+    versions = [cache.version]
+
+    def changed(act) -> bool:
+        act()
+        versions.append(cache.version)
+        return versions[-1] not in versions[:-1]
+
+    assert changed(lambda: put(cache, [1, 2, 3, 4]))
+    assert not changed(lambda: put(cache, [1, 2, 3, 4]))
+    assert not changed(lambda: cache.match([1, 2, 3, 4]).release())
+    assert not changed(lambda: cache.match([5]).release())
+    assert changed(lambda: cache.match([1, 2]).release())  # a split: `find` goes through another node
+    assert changed(lambda: cache.evict(1))
+    assert not changed(lambda: cache.evict(0))
+    assert changed(lambda: cache.clear())
+    assert not changed(lambda: cache.clear())
 
 
 # --- insert ---
@@ -265,6 +300,70 @@ def test_a_lease_lets_go_when_its_block_raises():
     with pytest.raises(KeyError), cache.match([1, 2]):
         raise KeyError
     assert cache.leases == 0 and leased(cache) == 0
+
+
+def test_exclusive_is_what_would_be_evictable_without_a_lease():
+    cache = make()
+    put(cache, [1, 2, 3, 4])
+    put(cache, [1, 2, 5])
+    long, sibling, short = cache.match([1, 2, 3, 4]), cache.match([1, 2, 5]), cache.match([1])
+    assert [cache.exclusive(lease) for lease in (long, sibling, short)] == [2, 1, 0]
+    twin = cache.match([1, 2, 5])
+    assert cache.exclusive(sibling) == cache.exclusive(twin) == 0
+    for lease in (twin, sibling, short):
+        lease.release()
+    assert cache.exclusive(long) == 4 == leased(cache)
+    assert cache.exclusive(short) == 0 == cache.exclusive(cache.match([]))
+    with pytest.raises(ValueError, match="not an active one of this cache"):
+        make().exclusive(long)
+
+
+# --- pins ---
+
+
+def test_a_pin_keeps_a_prefix_from_eviction_and_from_clear():
+    cache = make()
+    put(cache, [1, 2, 3, 4])
+    put(cache, [1, 2, 5, 6])
+    put(cache, [7, 8])
+    pin = cache.pin([1, 2, 3, 9])
+    assert (pin.length, cache.pinned, cache.leases) == (3, 3, 1)
+    assert cache.evict(100) == 5 and cache.clear() == 0
+    assert cache.peek([1, 2, 3, 4]) == 3 and sound(cache)
+    pin.unpin()
+    pin.unpin()
+    assert (pin.active, cache.pinned, cache.evictable) == (False, 0, 3)
+    assert cache.clear() == 3 and sound(cache)
+
+
+def test_pinned_counts_what_is_shared_once_and_leases_not_at_all():
+    cache = make()
+    put(cache, [1, 2, 3, 4])
+    put(cache, [1, 2, 5])
+    put(cache, [6], "b")
+    lease = cache.match([1, 2, 3, 4])
+    assert cache.pinned == 0
+    with cache.pin([1, 2, 3]) as a, cache.pin([1, 2, 5]), cache.pin([6], "b"), cache.pin([1]) as b, cache.pin([]):
+        assert cache.pinned == 5
+        assert repr(a) == "<Pin of 3 tokens>"
+        b.release()
+        assert cache.pinned == 5
+        a.release()
+        assert cache.pinned == 4
+        lease.release()
+        assert cache.evict(100) == 2
+    assert cache.pinned == 0 and cache.evict(100) == 4 and sound(cache)
+
+
+def test_a_pin_is_a_use_and_no_lookup():
+    cache = make()
+    for tokens in ([1, 1], [2, 2]):
+        put(cache, tokens)
+    before = cache.stats
+    cache.pin([1, 1]).unpin()
+    assert cache.stats == before
+    cache.evict(2)
+    assert [cache.peek([1, 1]), cache.peek([2, 2])] == [2, 0]
 
 
 # --- eviction ---
@@ -450,6 +549,32 @@ def test_reported_case_pc_01_shared_pages_are_counted_once():
     assert cache.stats.duplicate_tokens == 4
 
 
+# --- exact ---
+
+
+def test_exact_finds_tokens_as_a_whole_or_not_at_all():
+    cache = make(exact=True)
+    prompt = [1, 2, 3, 4]
+    put(cache, prompt[:3])
+    put(cache, [*prompt, 5, 6])  # as chunks, then with its output
+    for asked in (prompt[:-1], prompt, []):
+        assert cache.peek(asked) == cache.find(asked).length == cache.match(asked).length == len(asked)
+    for other in ([1, 2, 9, 9], [*prompt, 7], [1, 2, 3, 4, 5, 6, 7], [9]):
+        assert cache.peek(other) == cache.match(other).length == cache.pin(other).length == 0
+        assert cache.find(other) == (0, ())
+    assert cache.stats.hit_tokens == 3 + 4
+    assert sound(cache)
+
+
+def test_exact_stores_a_shared_beginning_once_all_the_same():
+    cache = make(exact=True)
+    put(cache, [1, 2, 3, 4])
+    lease = cache.match([1, 2, 3, 9])
+    lease = cache.insert([1, 2, 3, 9], cache.reserve(4), lease=lease)
+    assert lease.length == 4 and cache.cached == 5 and cache.stats.duplicate_tokens == 3
+    assert cache.peek([1, 2, 3, 9]) == 4 and sound(cache)
+
+
 # --- switched off ---
 
 
@@ -464,6 +589,9 @@ def test_switched_off_a_lease_owns_its_slots():
         assert (cache.pool.free, cache.leases, cache.cached, cache.evictable) == (16 - end, 1, 0, 0)
         assert sound(cache)
     assert cache.peek(tokens) == 0 and cache.match(tokens).length == 0
+    assert cache.find(tokens) == (0, ()) and cache.exclusive(lease) == 10
+    with cache.pin(tokens) as pin:
+        assert pin.length == cache.pinned == 0
     assert cache.evict(5) == cache.clear() == 0
     lease.release()
     lease.release()

@@ -128,6 +128,11 @@ def test_times(cache):
     assert "now is 2" in report(cache)
 
 
+def test_priorities(cache):
+    nodes(cache)[1].priority = 1
+    assert "has a greater priority than its parent" in report(cache)
+
+
 def test_an_empty_namespace(cache):
     root = cache._tree.roots[""]
     cache._tree.roots["x"] = root

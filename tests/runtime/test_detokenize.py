@@ -9,13 +9,13 @@ from palmette.runtime.detokenize import TextStream
 
 
 def run(pieces: list[bytes], stops: list[str]) -> tuple[list[str], str]:
-    """What is shown piece by piece, and the whole text, when the earliest stop string cuts."""
+    """What is shown piece by piece, and the whole text, when a stop string cuts."""
     stream = TextStream(stops)
     shown = []
     for piece in pieces:
-        hits = stream.feed(piece)
-        if hits:
-            stream.cut(hits[0].at)
+        hit = stream.feed(piece)
+        if hit is not None:
+            stream.cut(hit.at)
             break
         shown.append(stream.take())
     shown.append(stream.take(final=True))
@@ -41,7 +41,9 @@ def test_a_stop_string_over_four_tokens_is_never_shown() -> None:
     assert (shown, text) == (["", "", "", ""], "")
 
 
-def test_the_earliest_stop_string_cuts() -> None:
+def test_the_stop_string_that_is_complete_first_cuts() -> None:
+    assert run([b"xabc"], ["abc", "b"])[1] == run([b"x", b"a", b"b", b"c"], ["abc", "b"])[1] == "xa"
+    assert run([b"xabc"], ["bc", "abc"])[1] == "x"
     pieces = [b"Thought: look", b" it up\n", b"Obs", b"erv", b"ation: x", b"Action: find"]
     shown, text = run(pieces, ["\nObservation", "Observation:"])
     assert text == "Thought: look it up" == "".join(shown)
@@ -60,6 +62,7 @@ def test_any_split_shows_the_same_text(text: str, sizes: list[int], stops: list[
     pieces.append(raw)
     shown, got = run(pieces, stops)
     assert "".join(shown) == got
+    assert run([bytes([byte]) for byte in text.encode()], stops)[1] == got
     assert text.startswith(got)
     assert not any(stop in got for stop in stops)
     if not any(stop in text for stop in stops):

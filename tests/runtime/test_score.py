@@ -13,12 +13,17 @@ import torch
 
 from palmette.errors import ConstraintError, PalmetteError
 from palmette.kernels.ragged import RaggedBatch, Segment
+from palmette.runtime.constraints.vocabulary import Vocabulary
 from palmette.runtime.protocol import ByChoice
 from palmette.runtime.score import Boundary, OptionTree, find_boundary
 
 pytestmark = pytest.mark.tiny
 
 Make = Callable[..., Any]
+
+
+def vocabulary_of(pieces: list[Any]) -> Vocabulary:
+    return Vocabulary(pieces, width=len(pieces), end_ids=frozenset())
 
 
 def brute_force(engine: Any, prompt: list[int], option: list[int]) -> list[float]:
@@ -98,7 +103,7 @@ def test_methods(tiny_engine: Make) -> None:
 
 def test_a_mean_counts_exact_zeros() -> None:
     """PITFALLS rows 18, 19: log-probabilities of exactly 0 are values like any other."""
-    tree = OptionTree(Boundary((1,), ((1, 2, 3, 4), (5,)), b"", 0), [b"x"] * 6)
+    tree = OptionTree(Boundary((1,), ((1, 2, 3, 4), (5,)), b"", 0), vocabulary_of([b"x"] * 6))
     for node, value in zip(tree.path(0), (-2.0, 0.0, 0.0, 0.0), strict=True):
         tree.nodes[node].logprob = value
     assert math.fsum(tree.token_logprobs(0)) / 4 == -0.5
@@ -138,7 +143,7 @@ def test_the_boundary_heals_inside_a_token() -> None:
     kept = find_boundary([7, 0, 1], ["yes", "no"], healable=0, **tools)
     assert kept == Boundary((7, 0, 1), ((4,), (5,)), b"", 0)
     # Given " ", the mass is that of the tokens that begin with it.
-    tree = OptionTree(healed, pieces)
+    tree = OptionTree(healed, vocabulary_of(pieces))
     logits = torch.log(torch.tensor([0.4, 0.1, 0.2, 0.1, 0.1, 0.05, 0.05, 1e-9]))
     tree.read(-1, logits)
     assert [math.exp(tree.token_logprobs(i)[0]) for i in (0, 1)] == pytest.approx([0.5, 0.25])
@@ -179,7 +184,7 @@ def test_a_prompt_of_one_token_that_an_option_would_swallow_is_not_healed() -> N
 def test_options_that_the_tokenizer_does_not_tell_apart_are_refused() -> None:
     for spelled in (((1,), (1,)), ((1,), ())):
         with pytest.raises(ConstraintError, match="choice 1"):
-            OptionTree(Boundary((0,), spelled, b"", 0), [b"a", b"b"])
+            OptionTree(Boundary((0,), spelled, b"", 0), vocabulary_of([b"a", b"b"]))
 
 
 @pytest.mark.parametrize(

@@ -45,19 +45,7 @@ def examine(model: str | None = None) -> dict[str, dict[str, Any]]:
     """The findings by section; everything is plain data."""
     findings = {
         "palmette": {"version": version("palmette"), "path": os.path.dirname(_palmette_file())},
-        "python": {
-            "version": platform.python_version(),
-            "executable": sys.executable,
-            "platform": platform.platform(),
-        },
-        "torch": torch_build(),
-        "processor": {
-            "cores": os.cpu_count(),
-            "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "machine": platform.machine(),
-            "flags": cpu_flags(),
-            "memory": memory(),
-        },
+        **machine(),
         "kernels": kernels(),
         "libraries": {name: library_version(name) for name in LIBRARIES},
         "models": models(),
@@ -67,6 +55,26 @@ def examine(model: str | None = None) -> dict[str, dict[str, Any]]:
     if model is not None:
         findings["model"] = loaded_model(model)
     return findings
+
+
+def machine() -> dict[str, dict[str, Any]]:
+    """Python, torch and the processor."""
+    return {
+        "python": {
+            "version": platform.python_version(),
+            "executable": sys.executable,
+            "platform": platform.platform(),
+        },
+        "torch": torch_build(),
+        "processor": {
+            "name": cpu_name(),
+            "cores": os.cpu_count(),
+            "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "machine": platform.machine(),
+            "flags": cpu_flags(),
+            "memory": memory(),
+        },
+    }
 
 
 def torch_build() -> dict[str, Any]:
@@ -93,13 +101,23 @@ def kernels() -> dict[str, str]:
 
 def cpu_flags() -> list[str]:
     """Which of CPU_FLAGS the processor has; [] where the system does not say (only Linux does)."""
+    present = set(_cpu_line("flags", "Features").split())
+    return [flag for flag in CPU_FLAGS if flag in present]
+
+
+def cpu_name() -> str | None:
+    """The processor's name; None where the system does not say."""
+    return _cpu_line("model name") or None
+
+
+def _cpu_line(*names: str) -> str:
+    """What /proc/cpuinfo says of the first processor under one of these names."""
     try:
         with open("/proc/cpuinfo") as file:
-            line = next((line for line in file if line.lower().startswith(("flags", "features"))), "")
+            line = next((line for line in file if line.startswith(names)), "")
     except OSError:
-        return []
-    present = set(line.partition(":")[2].split())
-    return [flag for flag in CPU_FLAGS if flag in present]
+        return ""
+    return line.partition(":")[2].strip()
 
 
 def memory() -> str | None:

@@ -1,0 +1,47 @@
+"""All workloads, by name."""
+
+from __future__ import annotations
+
+from palmette.benchmarks import (
+    w01_mmlu,
+    w03_react,
+    w05_tree_of_thought,
+    w06_skeleton,
+    w07_judge,
+    w09_chat,
+    w11_gsm8k,
+    w12_chains,
+    w14_in_batch,
+    w15_shared_prefix,
+)
+from palmette.benchmarks.workload import Workload
+from palmette.errors import ArgumentError, suggestion
+
+WORKLOADS: dict[str, Workload] = {
+    module.WORKLOAD.name: module.WORKLOAD
+    for module in (
+        w01_mmlu,
+        w03_react,
+        w05_tree_of_thought,
+        w06_skeleton,
+        w07_judge,
+        w09_chat,
+        w11_gsm8k,
+        w12_chains,
+        w14_in_batch,
+        w15_shared_prefix,
+    )
+}
+
+
+def named(names: list[str]) -> list[Workload]:
+    """The workloads of these names, upper or lower case, in the order given, each once; "all" for all of them."""
+    chosen: dict[str, Workload] = {}
+    for name in names:
+        if name.lower() == "all":
+            chosen.update(WORKLOADS)
+        elif name.upper() in WORKLOADS:
+            chosen[name.upper()] = WORKLOADS[name.upper()]
+        else:
+            raise ArgumentError(f"there is no workload {name!r}", hint=suggestion(name.upper(), [*WORKLOADS, "all"]))
+    return list(chosen.values())

@@ -1,0 +1,117 @@
+"""The jobs that wait: in which order they may be let in, whose turn was put off too often, who waits for a sibling."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from palmette.radix_cache.arrays import common_prefix
+from palmette.radix_cache.cache import Found, RadixCache
+from palmette.runtime.job import Job
+from palmette.runtime.policies import Policy
+
+# A job that others were let in before this many times goes first, where the policy reorders.
+PATIENCE = 32
+# How many jobs are put in order, and of how many it is looked up anew what the tree has, when that changed.
+_WINDOW = 1024
+_LOOKUPS = 256
+
+
+class Candidate(NamedTuple):
+    """A job that may be let in. late: it was passed over so often that nobody may go before it any more."""
+
+    job: Job
+    late: bool
+
+
+class Line:
+    """Waiting jobs, in `jobs` by order of arrival.
+
+    dedupe: whether a job waits for a running one that computes what both begin with.
+    """
+
+    def __init__(self, cache: RadixCache, policy: Policy, *, dedupe: bool) -> None:
+        self.jobs: list[Job] = []
+        self._cache = cache
+        self._policy = policy
+        self._dedupe = dedupe and cache.enabled
+        # By job: what the tree had, at which of its versions; and the sibling it waits for, up to which length.
+        self._looks: dict[int, tuple[int, Found]] = {}
+        self._siblings: dict[int, tuple[Job, int]] = {}
+
+    def add(self, job: Job) -> None:
+        """A job that arrives, or that was preempted and keeps its place."""
+        insort(self.jobs, job, key=lambda other: other.number)
+
+    def remove(self, job: Job) -> None:
+        self.jobs.remove(job)
+        self._looks.pop(job.id, None)
+        self._siblings.pop(job.id, None)
+
+    def order(self) -> list[Candidate]:
+        """The jobs in the order in which they may be let in, the first of them last."""
+        window = self.jobs[:_WINDOW]
+        if self._policy.looks:
+            # The stalest answers are brought up to date, so that in a long line everybody's turn comes.
+            for job in sorted(window, key=self._last_look)[:_LOOKUPS]:
+                self.look(job)
+        late = [job for job in window if job.passed_over >= PATIENCE] if self._policy.ages else []
+        rest = [job for job in window if job.passed_over < PATIENCE] if late else window
+        line = [Candidate(job, True) for job in late]
+        line += (Candidate(job, False) for job in self._policy.order(rest, self._glance))
+        return line[::-1]
+
+    def pass_over(self, job: Job) -> bool:
+        """Count that the job was let in before those that came earlier; whether one of them is late now."""
+        late = False
+        for other in self.jobs:
+            if other.number > job.number:
+                break
+            other.passed_over += 1
+            late = late or other.passed_over == PATIENCE
+        return late and self._policy.ages
+
+    def look(self, job: Job) -> Found:
+        """What the tree has of a job's tokens."""
+        version = self._cache.version
+        known = self._looks.get(job.id)
+        if known is None or known[0] != version:
+            known = self._looks[job.id] = version, self._cache.find(job.shareable, job.namespace)
+        return known[1]
+
+    def waits_for_sibling(self, job: Job, running: Sequence[Job]) -> bool:
+        """Whether a running job is computing tokens that this one could take from the tree."""
+        if not self._dedupe:
+            return False
+        known = self._siblings.get(job.id)
+        if known is not None and _computes(*known):
+            return True
+        wanted, cached = job.shareable, -1
+        for other in running:
+            if not other.prefilling or other.namespace != job.namespace:
+                continue
+            if cached < 0:
+                cached = self.look(job).length
+            # The next token that is missing tells most strangers from siblings.
+            theirs = other.prompt
+            if cached >= len(wanted) or cached >= len(theirs) or wanted[cached] != theirs[cached]:
+                continue
+            shared = common_prefix(wanted, theirs)
+            if shared > max(cached, other.computed):
+                self._siblings[job.id] = other, shared
+                return True
+        return False
+
+    def _last_look(self, job: Job) -> int:
+        return self._looks[job.id][0] if job.id in self._looks else -1
+
+    def _glance(self, job: Job) -> Found:
+        """What the tree had of a job's tokens when it was looked up last."""
+        known = self._looks.get(job.id)
+        return known[1] if known is not None else self._cache.find(job.shareable, job.namespace)
+
+
+def _computes(sibling: Job, shared: int) -> bool:
+    """Whether a sibling still runs, and is still to compute some of so many first tokens."""
+    return sibling.lease is not None and sibling.prefilling and sibling.computed < shared

@@ -1,0 +1,56 @@
+"""Between the tree and the store on disk: KV of slots as bytes, and back.
+
+A token's row is its keys and values in all layers, [layers, 2, kv_heads, head_dim] in the cache's dtype, so that rows
+of any tokens can be put together.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from palmette.radix_cache.disk import DiskTier
+from palmette.runtime.models.tape import KV
+
+
+class KVTier:
+    """The scheduler's `Tier` on disk. Used by the engine's thread; writing goes on behind it."""
+
+    def __init__(self, disk: DiskTier, kv: KV) -> None:
+        self.disk = disk
+        self._kv = kv
+
+    def find(self, tokens: np.ndarray, namespace: str) -> int:
+        """See scheduler.Tier."""
+        return self.disk.find(tokens, namespace)
+
+    def load(self, tokens: np.ndarray, namespace: str, start: int, slots: np.ndarray) -> bool:
+        """See scheduler.Tier."""
+        rows = self.disk.read(tokens, namespace, start, start + len(slots))
+        if rows is None:
+            return False
+        put_rows(self._kv, slots, rows)
+        return True
+
+    def store(self, tokens: np.ndarray, namespace: str, slots: np.ndarray) -> None:
+        """See scheduler.Tier. What is stored already is not copied."""
+        self.disk.write(tokens, namespace, lambda start, end: take_rows(self._kv, slots[start:end]))
+
+
+def take_rows(kv: KV, slots: np.ndarray) -> np.ndarray:
+    """The rows of the slots: uint8 [n, bytes of a row]."""
+    index = torch.from_numpy(slots.astype(np.int64)).to(kv.k.device)
+    both = torch.stack([kv.k.index_select(1, index), kv.v.index_select(1, index)], 1)
+    rows = both.movedim(2, 0).contiguous().cpu()
+    return rows.view(len(slots), -1).view(torch.uint8).numpy()
+
+
+def put_rows(kv: KV, slots: np.ndarray, rows: np.ndarray) -> None:
+    """Write rows, as `take_rows` gave them, into the slots."""
+    layers, _, heads, size = kv.k.shape
+    index = torch.from_numpy(slots.astype(np.int64)).to(kv.k.device)
+    # A copy, since rows that lie in a mapped file cannot be written to, which torch warns of.
+    both = torch.from_numpy(np.array(rows)).view(kv.k.dtype).view(len(slots), layers, 2, heads, size)
+    both = both.movedim(0, 2).to(kv.k.device)
+    kv.k.index_copy_(1, index, both[:, 0])
+    kv.v.index_copy_(1, index, both[:, 1])

@@ -1,0 +1,94 @@
+"""Whose request it is, how soon it is wanted, and what stays in the KV cache: namespaces, tenants, priorities, pins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from palmette.errors import ArgumentError, CapabilityError, ContextLengthError, PalmetteError
+from palmette.runtime.engine import Engine
+
+pytestmark = pytest.mark.tiny
+
+Make = Callable[..., Engine]
+PAGE = "A page that many requests begin with, and that is not short. " * 4
+
+
+def test_namespaces_share_nothing(tiny_engine: Make) -> None:
+    engine = tiny_engine()
+    engine.generate(PAGE, max_tokens=1)
+    assert engine.generate(PAGE, max_tokens=1).usage.cached_tokens > 100
+    assert engine.generate(PAGE, max_tokens=1, namespace="tenant").usage.cached_tokens == 0
+    assert engine.generate(PAGE, max_tokens=1, namespace="tenant").usage.cached_tokens > 100
+
+
+@pytest.mark.parametrize("wrong", [{"tenant": 3}, {"priority": "high"}, {"priority": True}, {"namespace": None}])
+def test_accounts_are_checked(tiny_engine: Make, wrong: dict[str, object]) -> None:
+    engine = tiny_engine()
+    with pytest.raises(TypeError, match=next(iter(wrong))):
+        engine.generate("a", max_tokens=1, **wrong)
+    with pytest.raises(TypeError, match="did you mean 'priority'"):
+        engine.generate("a", max_tokens=1, prioritty=1)
+
+
+@pytest.mark.parametrize("name", ["policy", "eviction"])
+def test_unknown_policies_are_refused_with_a_suggestion(tiny_engine: Make, name: str) -> None:
+    with pytest.raises(ArgumentError, match=f"no {name} 'fcsf'"):
+        tiny_engine(**{name: "fcsf"})
+
+
+def test_a_pinned_prefix_survives_flushes_and_pressure(tiny_engine: Make) -> None:
+    engine = tiny_engine(kv_tokens=600)
+    with engine.pin(PAGE) as pinned:
+        assert pinned.tokens == len(engine.tokenizer.encode_prompt(PAGE))
+        engine.flush_cache()
+        for number in range(8):
+            engine.generate(f"{number}" * 300, max_tokens=2)
+        assert engine.generate(PAGE + "!", max_tokens=1).usage.cached_tokens == pinned.tokens
+        # Requests are promised only what is not pinned.
+        with pytest.raises(ContextLengthError, match="besides what is pinned"):
+            engine.generate("x" * 500, max_tokens=1)
+        assert engine.generate("x" * 300, max_tokens=None, ignore_eos=True).usage.completion_tokens == (
+            600 - pinned.tokens - 300 + 1
+        )
+        assert engine.generate(PAGE + "x" * 300, max_tokens=None, ignore_eos=True).usage.completion_tokens == (
+            600 - pinned.tokens - 300 + 1
+        )
+        with pytest.raises(ArgumentError, match="more than half"):
+            engine.pin("y" * 200)
+    pinned.release()
+    engine.generate("x" * 590, max_tokens=1)
+    assert engine.generate(PAGE, max_tokens=1).usage.cached_tokens < 100
+
+
+def test_pins_need_a_cache(tiny_engine: Make) -> None:
+    with pytest.raises(CapabilityError, match="cache=False"):
+        tiny_engine(cache=False).pin(PAGE)
+    with pytest.raises(PalmetteError):
+        tiny_engine(kv_tokens=64).pin(PAGE)
+
+
+def test_a_flat_cache_finds_whole_prompts_only(tiny_engine: Make) -> None:
+    engine = tiny_engine(cache="flat")
+    first = engine.generate(PAGE, max_tokens=3, temperature=0)
+    again = engine.generate(PAGE, max_tokens=3, temperature=0)
+    assert again.usage.cached_tokens == again.usage.prompt_tokens - 1
+    assert again.text == first.text
+    assert engine.generate(PAGE + "bcd", max_tokens=1).usage.cached_tokens == 0
+
+
+def test_counters_only_grow(tiny_engine: Make) -> None:
+    engine = tiny_engine(kv_tokens=300)
+    before = engine.stats()
+    names = [name for name, value in before.items() if isinstance(value, int) and not name.startswith("kv_")]
+    for number in range(6):
+        engine.generate(f"{number}" * 100, max_tokens=4, n=2)
+        after = engine.stats()
+        assert all(after[name] >= before[name] for name in names if name not in ("running", "waiting"))
+        assert all(after["cache"][name] >= before["cache"][name] for name in before["cache"])
+        before = after
+    engine.flush_cache()
+    assert before["cache"]["evicted_tokens"] > 0
+    assert before["prompt_tokens"] == 6 * 2 * 100
+    assert before["sampled_tokens"] > 12
