@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -55,8 +55,8 @@ class Recorder:
     def codec(self) -> Codec:
         return self._backend.codec
 
-    def hold(self, tokens: Sequence[int], namespace: str = "") -> Callable[[], None]:
-        return self._backend.hold(tokens, namespace)
+    def leave(self, family: str) -> None:
+        self._backend.leave(family)
 
     async def submit(self, request: GenerateRequest) -> AsyncIterator[Event]:
         began = time.perf_counter() - self._began

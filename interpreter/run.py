@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from itertools import count
 
 from greenlet import GreenletExit  # type: ignore[import-untyped]
 
@@ -18,8 +17,6 @@ from palmette.interpreter.state import State
 from palmette.interpreter.strand import Shared
 from palmette.lang.function import Call, Function
 from palmette.runtime.protocol import Backend
-
-_runs = count()
 
 
 class Run:
@@ -35,8 +32,7 @@ class Run:
     ) -> None:
         self.function = function
         self.call = call
-        family = f"{function.name}/{next(_runs)}"
-        shared = Shared(loop_thread(), backend, backend.codec, function.name, family, sink, sink_branches)
+        shared = Shared(loop_thread(), backend, backend.codec, function.name, sink, sink_branches)
         self.front = Front(shared, call.sampling)
         self.state = State(self.front)
 
@@ -109,6 +105,8 @@ class Run:
             await state._wait(self.front.last)
             if self.front.forked:
                 await until(self._end())
+            else:
+                self.front.shared.thread.post(self.front.strand.leave)
         except GeneratorExit:
             self.cancel()
             raise
@@ -121,6 +119,8 @@ class Run:
         self.state._wait(self.front.last)
         if self.front.forked:
             park(self._end(), self.front.shared.thread)
+        else:
+            self.front.shared.thread.post(self.front.strand.leave)
 
     def _end(self) -> Gate:
         gate = Gate()

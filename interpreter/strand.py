@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 from types import TracebackType
 from typing import Any
 
@@ -35,17 +36,17 @@ from palmette.runtime.protocol import (
 # How long a cancelled request may take to end before nobody waits for it any more.
 _GRACE_SECONDS = 5.0
 
+_families = count()
+
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all strands of one run have in common. `family` names the run to the backend. `sink` takes the events of a
-    streamed run."""
+    """What all strands of one run have in common. `sink` takes the events of a streamed run."""
 
     thread: LoopThread
     backend: Backend
     codec: Codec
     program: str
-    family: str
     sink: Callable[[Event], None] | None = None
     sink_branches: bool = False
 
@@ -86,7 +87,7 @@ class Strand:
         self._current: op.Operation | None = None
         self._scopes: list[int] = []
         self._emitted = 0
-        self._release: Callable[[], None] | None = None
+        self._family = ""
         emits = shared.sink is not None and (shared.sink_branches or not path)
         self._sink = shared.sink if emits else None
 
@@ -160,7 +161,6 @@ class Strand:
             case op.Assign():
                 self._set(current.name, current.value)
             case op.Fork():
-                self._hold()
                 for child in current.children:
                     if child.error is None:
                         self.children.add(child)
@@ -194,7 +194,7 @@ class Strand:
             name=current.name,
             stream=stream,
             healable=transcript.literal_tail,
-            family=shared.family,
+            family=self._name(),
         )
         began = time.perf_counter()
         sink = self._sink
@@ -243,7 +243,7 @@ class Strand:
                 current.seed,
                 name=current.name,
                 healable=transcript.literal_tail,
-                family=self.shared.family,
+                family=self._name(),
             )
         )
         seconds = time.perf_counter() - began
@@ -280,13 +280,12 @@ class Strand:
             for strand in strands:
                 strand.seen = True
                 strand.cancel()
-            self._let_go()
 
     # -- ending
 
     def fail(self, error: BaseException, where: op.Where | None = None) -> None:
         """Poisons the state: what is queued, now or later, is dropped, and its readers get `error`."""
-        self._let_go()
+        self.leave()
         if self.error is None:
             if where is not None:
                 add_note(error, f"in program {self.shared.program!r}, {where}: {where.source()}")
@@ -299,7 +298,7 @@ class Strand:
         """Cancels the subtree, because of `error` if given; what is complete keeps its values. Returns the tasks that
         are still to end."""
         self._cancelled = True
-        self._let_go()
+        self.leave()
         tasks = [task for child in list(self.children) for task in child.cancel(dropped=dropped)]
         current = self._current
         if current is not None or self.ops or not self._started:
@@ -325,7 +324,7 @@ class Strand:
 
     def end(self, gate: Gate) -> None:
         """Cancels the branches that nobody joined, and opens `gate` once they have ended."""
-        self._let_go()
+        self.leave()
         self._when_ended([task for child in list(self.children) for task in child.cancel()], gate)
 
     def abort(self, gate: Gate, error: BaseException | None) -> None:
@@ -369,18 +368,16 @@ class Strand:
 
     # -- small things
 
-    def _hold(self) -> None:
-        """Before a fork: the branches begin with what is known here, and so does what follows their join."""
-        known = self.memory.transcript.known() if self.shared.backend.capabilities.holds else []
-        if known:
-            release = self.shared.backend.hold(known)
-            self._let_go()
-            self._release = release
+    def _name(self) -> str:
+        """What the backend knows this strand by, from its first request on."""
+        if not self._family:
+            self._family = f"{self.shared.program}/{next(_families)}"
+        return self._family
 
-    def _let_go(self) -> None:
-        release, self._release = self._release, None
-        if release is not None:
-            release()
+    def leave(self) -> None:
+        """There will be no more requests, as far as is known: the backend need not keep anything for them."""
+        if self._family and self.shared.backend.capabilities.holds:
+            self.shared.backend.leave(self._family)
 
     def _prompt(self, current: op.Operation) -> Prompt:
         prompt = self.memory.transcript.prompt(self.shared.codec)

@@ -124,13 +124,9 @@ class Transcript:
         texts = [*self.parts, *(piece.text for piece in self._held or ())]
         return [{"role": m.role, "content": "".join(texts[m.start : m.end])} for m in self._messages]
 
-    def known(self) -> list[int]:
-        """The tokens so far, without the text that is still to be tokenised."""
-        return [token for run in self._runs for token in run]
-
     def tokens(self, codec: Codec) -> list[int]:
         """All tokens, with the pending text tokenised as it stands now; changes nothing."""
-        known = self.known()
+        known = [token for run in self._runs for token in run]
         rest = [*self._pending, *(self._held or ())]
         return known + codec.encode(rest, start=not self._runs) if rest else known
 
@@ -151,7 +147,7 @@ class Transcript:
             self.literal_tail += count
             self._runs.append(run)
             self._pending = []
-        return Prompt(tuple(self.known()), literal, count)
+        return Prompt(tuple(token for run in self._runs for token in run), literal, count)
 
     def _commit(self, piece: Piece) -> None:
         self.parts.append(piece.text)

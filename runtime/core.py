@@ -60,6 +60,7 @@ class EngineCore:
         cache: bool | Literal["flat"] = True,
         eviction: str = "lru",
         dedupe: bool = True,
+        hints: bool = True,
         disk: DiskTier | None = None,
     ) -> None:
         self.model = model
@@ -73,6 +74,7 @@ class EngineCore:
             max_step_tokens=max_step_tokens,
             policy=policy,
             dedupe=dedupe,
+            hints=hints,
             tier=self.tier,
         )
         self.counters = Counters()
@@ -100,13 +102,13 @@ class EngineCore:
         else:
             self.scheduler.add(job)
 
-    def step(self) -> None:
-        """One pass: plan, compute, draw, commit."""
+    def step(self, *, patient: bool = False) -> bool:
+        """One pass: plan, compute, draw, commit. False where nothing could be done: with `patient`, that is also where
+        all that keeps a request out is held for programs, who may be about to go on."""
         self._abort_cancelled()
         plan = self.scheduler.plan()
         if not plan:
-            self._refuse_stuck()
-            return
+            return self._unstick(patient)
         work = [(share, share.job.spans(share.n)) for share in plan]
         drawing = [share.job for share, spans in work if spans and spans[-1].draws]
         masks = self._masks.submit(self._start_rows, drawing)
@@ -116,8 +118,9 @@ class EngineCore:
             drawn = sample(logits[: len(rows)], rows) if rows else []
         except Exception as error:
             self._fail(plan, masks, error)
-            return
+            return True
         self._commit(work, dict(zip(drawing, drawn, strict=True)), logits[len(rows) :])
+        return True
 
     def close(self) -> None:
         """End whatever is in flight as cancelled, and the worker thread."""
@@ -152,8 +155,13 @@ class EngineCore:
                     job.fail(Cancelled("the score request was cancelled"))
                 self._end(job)
 
-    def _refuse_stuck(self) -> None:
-        """A job cannot get its slots though nothing else runs: it never can."""
+    def _unstick(self, patient: bool) -> bool:
+        """Nobody could be served. Where programs hold what is needed, a hold gives way; where a job cannot get its
+        slots though nothing else runs or is held, it never can."""
+        if self.scheduler.held_up:
+            if not patient:
+                self.scheduler.press()
+            return not patient
         job = self.scheduler.give_up()
         if job is not None:
             pinned = self.cache.pinned
@@ -164,6 +172,7 @@ class EngineCore:
                 )
             )
             self._end(job)
+        return job is not None
 
     def _start_rows(self, drawing: Sequence[Job]) -> list[Row]:
         """What the sampler needs for each job that draws a token, masks filled: runs beside the forward pass."""

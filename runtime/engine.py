@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from palmette.arguments import flag, integer, unknown_keyword
@@ -62,7 +61,7 @@ class Engine:
     "lpm" (longest cached prefix), "fcfs" (first come), "dfs" (depth first over the prefix tree), "priority" (the
     priority= of requests), "fair" (the tenant= that was served least), "random". eviction, which cached prefix goes
     first: "lru", "lfu", "fifo", "priority", "size". dedupe: of requests that begin alike, one computes the common part,
-    the others wait for it. hints: programs tell which prefixes their branches are going to share.
+    the others wait for it. hints: what a program said so far is kept for its next request while others can wait.
 
     An engine is a backend for programs, and can be used by itself: `generate`, `agenerate`, `score`.
     """
@@ -140,6 +139,7 @@ class Engine:
                 cache=settings.cache,
                 eviction=settings.eviction,
                 dedupe=settings.dedupe,
+                hints=settings.hints,
                 disk=_disk_tier(model, settings),
             )
         except MemoryError:
@@ -188,12 +188,9 @@ class Engine:
             self._intake.cancel_jobs(jobs)
             raise
 
-    def hold(self, tokens: Sequence[int], namespace: str = "") -> Callable[[], None]:
-        """See protocol.Backend.hold. A hold gives way where requests need its KV slots."""
-        ids = np.asarray(tokens, np.int32)
-        numbers: list[int] = []
-        self._loop.post(lambda core: numbers.append(core.scheduler.hold(ids, namespace)))
-        return partial(self._loop.post, lambda core: core.scheduler.let_go(numbers[0]))
+    def leave(self, family: str) -> None:
+        """See protocol.Backend.leave."""
+        self._loop.post(lambda core: core.scheduler.leave(family))
 
     # -- by itself ---------------------------------------------------------------------------------------------------
 

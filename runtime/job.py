@@ -45,10 +45,11 @@ class Job(ABC):
     """A request in the engine. `tokens` int32; `slots[i]` is the KV slot of token i once it is computed.
 
     priority: higher first, where the policy looks at it. tenant: on whose account it runs. family: the program run that
-    it belongs to, "" for none. number: place in the order of arrival. lost: the most tokens that were computed before a
-    preemption, so that computing them again can be told from progress. goes_on: whether it is the second job of a
-    request, whose prompt was counted with the first. generates: whether what it adds to its prompt is an output, whose
-    length says something of others.
+    it belongs to, "" for none; leads: whether that goes on from this job's text. number: place in the order of arrival.
+    passed_over: how often others that came later were let in before it, of `patience` times that it puts up with.
+    lost: the most tokens that were computed before a preemption, so that computing them again can be told from
+    progress. goes_on: whether it is the second job of a request, whose prompt was counted with the first. generates:
+    whether what it adds to its prompt is an output, whose length says something of others.
     """
 
     generates: ClassVar[bool] = True
@@ -80,7 +81,9 @@ class Job(ABC):
         self.cached = 0
         self.preemptions = 0
         self.passed_over = 0
+        self.patience: int | None = None
         self.goes_on = False
+        self.leads = True
         self.cancelled = False
         self.done = False
         self.failed = False

@@ -11,7 +11,8 @@ from palmette.radix_cache.cache import Found, RadixCache
 from palmette.runtime.job import Job
 from palmette.runtime.policies import Policy
 
-# A job that others were let in before this many times goes first, where the policy reorders.
+# Where the policy reorders, a job goes first once so many that came later were let in before it: as many as waited when
+# it came, who would have been before it anyway in a line, and this many more.
 PATIENCE = 32
 # How many jobs are put in order, and of how many it is looked up anew what the tree has, when that changed.
 _WINDOW = 1024
@@ -42,6 +43,8 @@ class Line:
 
     def add(self, job: Job) -> None:
         """A job that arrives, or that was preempted and keeps its place."""
+        if job.patience is None:
+            job.patience = PATIENCE + len(self.jobs)
         insort(self.jobs, job, key=lambda other: other.number)
 
     def remove(self, job: Job) -> None:
@@ -56,8 +59,8 @@ class Line:
             # The stalest answers are brought up to date, so that in a long line everybody's turn comes.
             for job in sorted(window, key=self._last_look)[:_LOOKUPS]:
                 self.look(job)
-        late = [job for job in window if job.passed_over >= PATIENCE] if self._policy.ages else []
-        rest = [job for job in window if job.passed_over < PATIENCE] if late else window
+        late = [job for job in window if _is_late(job)] if self._policy.ages else []
+        rest = [job for job in window if not _is_late(job)] if late else window
         line = [Candidate(job, True) for job in late]
         line += (Candidate(job, False) for job in self._policy.order(rest, self._glance))
         return line[::-1]
@@ -69,7 +72,7 @@ class Line:
             if other.number > job.number:
                 break
             other.passed_over += 1
-            late = late or other.passed_over == PATIENCE
+            late = late or other.passed_over == other.patience
         return late and self._policy.ages
 
     def look(self, job: Job) -> Found:
@@ -110,6 +113,10 @@ class Line:
         """What the tree had of a job's tokens when it was looked up last."""
         known = self._looks.get(job.id)
         return known[1] if known is not None else self._cache.find(job.shareable, job.namespace)
+
+
+def _is_late(job: Job) -> bool:
+    return job.patience is not None and job.passed_over >= job.patience
 
 
 def _computes(sibling: Job, shared: int) -> bool:

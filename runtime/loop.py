@@ -17,6 +17,9 @@ from palmette.runtime.job import Job
 
 T = TypeVar("T")
 
+# How long the engine stands idle at most, in the hope that a program asks for what is held for it.
+_GRACE_SECONDS = 0.02
+
 
 class EngineLoop:
     """Owns an EngineCore; everything that touches it is done by this loop's thread, in between steps."""
@@ -107,13 +110,21 @@ class EngineLoop:
 
     def _step(self) -> None:
         try:
-            self._core.step()
+            if not self._core.step(patient=True):
+                self._wait_for_programs()
         except Exception as error:
             # The bookkeeping itself broke. Nobody may be left waiting, and no later request may build on it.
             failure = BackendError(f"the engine broke down: {error!r}", hint="make a new Engine; please report this")
             failure.__cause__ = error
             self._open = False
             self._core.fail_all(failure)
+
+    def _wait_for_programs(self) -> None:
+        """What programs hold keeps out whoever waits. Most are about to go on: what they ask, or leave, comes first."""
+        try:
+            self._inbox.get(timeout=_GRACE_SECONDS)()
+        except queue.Empty:
+            self._core.step()
 
     def _drain(self) -> None:
         while True:

@@ -6,7 +6,7 @@ A client sends a `GenerateRequest` or a `ScoreRequest`; the engine answers a gen
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex
 
@@ -86,7 +86,8 @@ class GenerateRequest:
     `stream`: send `Delta`s; otherwise only the terminal event comes. `healable`: how many of the last tokens are
     literal text, which `token_healing` may take back; None: all of them. Of the schedule only, never of the answer:
     `priority` (higher first, under the policy "priority"), `tenant` (on whose account it runs, for fair shares),
-    `family` (the program run that it belongs to).
+    `family` (what it belongs to, whose requests come one after the other and mostly go on from each other: a program
+    run, or a branch of one).
     """
 
     tokens: tuple[int, ...]
@@ -302,8 +303,8 @@ class Codec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend does. The interpreter refuses what is missing before anything is sent. `holds`: whether `hold`
-    does anything."""
+    """What a backend does. The interpreter refuses what is missing before anything is sent. `holds`: whether it
+    keeps what is cached of a request for the next one of its family, until `leave`."""
 
     name: str
     constraints: frozenset[str] = frozenset({"regex", "choices", "json_schema", "grammar"})
@@ -329,7 +330,7 @@ class Backend(Protocol):
 
     async def score_async(self, request: ScoreRequest) -> ScoreResult: ...
 
-    def hold(self, tokens: Sequence[int], namespace: str = "") -> Callable[[], None]:
-        """A hint that requests are going to begin with `tokens`: what is cached of them should stay so. The function
-        that is returned ends it. Called only where `capabilities.holds`; neither call waits or fails."""
+    def leave(self, family: str) -> None:
+        """A hint that no more requests of a family are coming: nothing needs to be kept for it. Called only where
+        `capabilities.holds`; it neither waits nor fails."""
         ...

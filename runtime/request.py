@@ -105,6 +105,7 @@ class GenerateJob(Job):
         self.group = prepared.group
         self.group.add(self)
         self.index = index
+        self.leads = index == 0
         self.params = params = drawn_by(request.params)
         self.new_tokens = new_tokens
         self.seed = sample_seed(prepared.seed, index)

@@ -24,7 +24,6 @@ class SimulatedJob(Job):
             namespace=arrival.namespace,
             priority=arrival.priority,
             tenant=arrival.tenant,
-            family=arrival.family,
         )
         self.index = index
         self.number = number

@@ -618,23 +618,7 @@ def test_a_disk_that_fails_ends_the_writing_with_one_line_in_the_log(tmp_path, m
     tier.close()
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_is_only_to_be_read_is_read(tmp_path, caplog):
-    put(make(tmp_path), list(range(20)))
-    paths = [tmp_path, *(path for path in tmp_path.rglob("*") if path.is_dir())]
-    bad = names(make(tmp_path))[16]
-    bad.write_bytes(b"bad")
-    for path in paths:
-        path.chmod(0o500)
-    try:
-        tier = make(tmp_path)
-        check_read_only(tier)
-    finally:
-        for path in paths:
-            path.chmod(0o700)
-
-
-def test_a_folder_that_is_only_to_be_read_is_read_also_as_root(tmp_path, monkeypatch):
+def test_a_folder_that_is_only_to_be_read_is_read(tmp_path, monkeypatch):
     put(make(tmp_path), list(range(20)))
     names(make(tmp_path))[16].write_bytes(b"bad")
 
