@@ -16,7 +16,7 @@ from palmette.runtime.policies import Policy
 PATIENCE = 32
 # How many jobs are put in order, and of how many it is looked up anew what the tree has, when that changed.
 _WINDOW = 1024
-_LOOKUPS = 256
+_LOOKUPS = 64
 
 
 class Candidate(NamedTuple):

@@ -172,20 +172,20 @@ class Scheduler:
         # Prefills and newcomers keep a quarter of the budget however many jobs decode, so that none of them starves.
         kept = max(1, budget // 4) if budget > 1 and (prefills or self.waiting) else 0
         shares = _spread(decodes, budget - kept)
-        left = budget - sum(share.n for share in shares)
+        left = budget - _size(shares)
         for job in prefills:
             n = min(job.remaining, left)
             if n > 0:
                 shares.append(Share(job, n))
                 left -= n
         shares, preempted = self._make_room(shares)
-        left = budget - sum(share.n for share in shares)
+        left = budget - _size(shares)
         if not preempted:
             left = self._admit_some(shares, left)
         if len(shares) < len(self.running):
             # What newcomers did not need goes to decodes after all, where slots are free for the asking.
             served = {share.job.id for share in shares}
-            spare = self.room - sum(share.n for share in shares)
+            spare = self.room - _size(shares)
             rest = [job for job in decodes if job.id not in served and job.lease is not None]
             shares += _spread(rest, min(left, spare))
             # Whoever was served goes behind those that were not.
@@ -231,7 +231,7 @@ class Scheduler:
         """Let waiting jobs in, add their shares; what is left of the budget."""
         if budget <= 0 or self.shut:
             return budget
-        planned = sum(share.n for share in shares)
+        planned = _size(shares)
         candidates = self.line.order()
         while candidates and budget > 0:
             job, late = candidates.pop()
@@ -242,7 +242,7 @@ class Scheduler:
                 if not self._take_over(job, shares):
                     self._blocked = job
                     return budget
-                planned = sum(share.n for share in shares)
+                planned = _size(shares)
             n = min(job.remaining, budget)
             shares.append(Share(job, n))
             planned += n
@@ -359,7 +359,7 @@ class Scheduler:
     def _make_room(self, shares: list[Share]) -> tuple[list[Share], bool]:
         """Preempt until the slots of the shares are to be had; the shares that are left, and whether any job went."""
         preempted = False
-        while sum(share.n for share in shares) > self.room:
+        while _size(shares) > self.room:
             if len(self.running) > 1:
                 shares = self._preempt(max(self.running, key=self.policy.rank), shares)
                 preempted = True
@@ -409,10 +409,14 @@ class Scheduler:
             self.tier.store(tokens, job.namespace, job.lease.slots)
 
     def _give_slots(self, shares: Sequence[Share]) -> None:
-        slots = self.reserve(sum(share.n for share in shares))
-        at = 0
+        slots = self.reserve(_size(shares))
+        # One at a time is the usual case by far, and costs less as a plain number.
+        numbers, at = slots.tolist(), 0
         for job, n in shares:
-            job.slots[job.computed : job.computed + n] = slots[at : at + n]
+            if n == 1:
+                job.slots[job.computed] = numbers[at]
+            else:
+                job.slots[job.computed : job.computed + n] = slots[at : at + n]
             at += n
         if self.log is not None:
             for job, n in shares:
@@ -429,13 +433,20 @@ class Scheduler:
             self.log(Decision(kind, job.number, n))
 
 
+def _size(shares: Sequence[Share]) -> int:
+    """How many tokens the shares have together."""
+    return sum([n for _, n in shares])
+
+
 def _spread(jobs: Sequence[Job], budget: int) -> list[Share]:
     """One token each while the budget lasts, then whatever the jobs have more (forced tokens), first come first."""
     served = list(jobs[: max(0, budget)])
     spare = budget - len(served)
     shares = []
     for job in served:
-        n = 1 + min(job.remaining - 1, spare)
-        spare -= n - 1
+        n = 1
+        if spare > 0 and job.remaining > 1:
+            n += min(job.remaining - 1, spare)
+            spare -= n - 1
         shares.append(Share(job, n))
     return shares
