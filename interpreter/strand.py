@@ -88,6 +88,7 @@ class Strand:
         self._scopes: list[int] = []
         self._emitted = 0
         self._family = ""
+        self._left = False
         emits = shared.sink is not None and (shared.sink_branches or not path)
         self._sink = shared.sink if emits else None
 
@@ -369,15 +370,18 @@ class Strand:
     # -- small things
 
     def _name(self) -> str:
-        """What the backend knows this strand by, from its first request on."""
-        if not self._family:
+        """What the backend knows this strand by, from its first request until it `leave`s; "" after that."""
+        if not self._family and not self._left:
             self._family = f"{self.shared.program}/{next(_families)}"
         return self._family
 
     def leave(self) -> None:
-        """There will be no more requests, as far as is known: the backend need not keep anything for them."""
-        if self._family and self.shared.backend.capabilities.holds:
-            self.shared.backend.leave(self._family)
+        """There will be no more requests, as far as is known: the backend need not keep anything for them. (A state can
+        be gone on with after its run; it does well without.)"""
+        self._left = True
+        family, self._family = self._family, ""
+        if family and self.shared.backend.capabilities.holds:
+            self.shared.backend.leave(family)
 
     def _prompt(self, current: op.Operation) -> Prompt:
         prompt = self.memory.transcript.prompt(self.shared.codec)

@@ -101,6 +101,11 @@ class Job(ABC):
         return self.length - self.computed
 
     @property
+    def overdue(self) -> bool:
+        """Whether it was passed over as often as it puts up with."""
+        return self.patience is not None and self.passed_over >= self.patience
+
+    @property
     def prefilling(self) -> bool:
         return self.computed < self.prompt_length
 

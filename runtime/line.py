@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from palmette.radix_cache.arrays import common_prefix
@@ -14,7 +14,8 @@ from palmette.runtime.policies import Policy
 # Where the policy reorders, a job goes first once so many that came later were let in before it: as many as waited when
 # it came, who would have been before it anyway in a line, and this many more.
 PATIENCE = 32
-# How many jobs are put in order, and of how many it is looked up anew what the tree has, when that changed.
+# Where the order depends on the tree: how many jobs are put in order, and of how many it is looked up anew what the
+# tree has, when that changed.
 _WINDOW = 1024
 _LOOKUPS = 64
 
@@ -52,18 +53,19 @@ class Line:
         self._looks.pop(job.id, None)
         self._siblings.pop(job.id, None)
 
-    def order(self) -> list[Candidate]:
-        """The jobs in the order in which they may be let in, the first of them last."""
-        window = self.jobs[:_WINDOW]
+    def order(self) -> Iterator[Candidate]:
+        """The jobs in the order in which they may be let in, as it is now."""
+        window = self.jobs[: _WINDOW if self._policy.looks else None]
         if self._policy.looks:
             # The stalest answers are brought up to date, so that in a long line everybody's turn comes.
             for job in sorted(window, key=self._last_look)[:_LOOKUPS]:
                 self.look(job)
-        late = [job for job in window if _is_late(job)] if self._policy.ages else []
-        rest = [job for job in window if not _is_late(job)] if late else window
-        line = [Candidate(job, True) for job in late]
-        line += (Candidate(job, False) for job in self._policy.order(rest, self._glance))
-        return line[::-1]
+        late = [job for job in window if job.overdue] if self._policy.ages else []
+        rest = [job for job in window if not job.overdue] if late else window
+        for job in late:
+            yield Candidate(job, True)
+        for job in self._policy.order(rest, self._glance):
+            yield Candidate(job, False)
 
     def pass_over(self, job: Job) -> bool:
         """Count that the job was let in before those that came earlier; whether one of them is late now."""
@@ -113,10 +115,6 @@ class Line:
         """What the tree had of a job's tokens when it was looked up last."""
         known = self._looks.get(job.id)
         return known[1] if known is not None else self._cache.find(job.shareable, job.namespace)
-
-
-def _is_late(job: Job) -> bool:
-    return job.patience is not None and job.passed_over >= job.patience
 
 
 def _computes(sibling: Job, shared: int) -> bool:

@@ -6,6 +6,7 @@ import atexit
 import os
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -32,6 +33,7 @@ class EngineLoop:
         # Re-entrant, since a garbage collection inside may end a stream of this engine, which wakes the loop.
         self._lock = threading.RLock()
         self._ended = False
+        self._held_up_since = 0.0
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="palmette-engine", daemon=True)
         self._thread.start()
@@ -110,7 +112,9 @@ class EngineLoop:
 
     def _step(self) -> None:
         try:
-            if not self._core.step(patient=True):
+            if self._core.step(patient=True):
+                self._held_up_since = 0.0
+            else:
                 self._wait_for_programs()
         except Exception as error:
             # The bookkeeping itself broke. Nobody may be left waiting, and no later request may build on it.
@@ -120,10 +124,17 @@ class EngineLoop:
             self._core.fail_all(failure)
 
     def _wait_for_programs(self) -> None:
-        """What programs hold keeps out whoever waits. Most are about to go on: what they ask, or leave, comes first."""
+        """What programs hold keeps out whoever waits. Most are about to go on: what they ask, or leave, comes first;
+        but whatever comes, nobody is kept out for longer than the grace."""
+        now = time.monotonic()
+        self._held_up_since = self._held_up_since or now
+        left = self._held_up_since + _GRACE_SECONDS - now
         try:
-            self._inbox.get(timeout=_GRACE_SECONDS)()
+            if left <= 0:
+                raise queue.Empty
+            self._inbox.get(timeout=left)()
         except queue.Empty:
+            self._held_up_since = 0.0
             self._core.step()
 
     def _drain(self) -> None:

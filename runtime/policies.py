@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
 from palmette.radix_cache.cache import Found
@@ -23,7 +23,7 @@ class Policy(Protocol):
     ages: bool
     looks: bool
 
-    def order(self, waiting: Sequence[Job], look: Look) -> Sequence[Job]:
+    def order(self, waiting: Sequence[Job], look: Look) -> Iterable[Job]:
         """The waiting jobs (given in order of arrival), the first to be let in first."""
         ...
 
@@ -46,7 +46,7 @@ class FirstCome:
     ages = False
     looks = False
 
-    def order(self, waiting: Sequence[Job], look: Look) -> Sequence[Job]:
+    def order(self, waiting: Sequence[Job], look: Look) -> Iterable[Job]:
         return waiting
 
     def rank(self, job: Job) -> tuple[int, int]:
@@ -64,7 +64,7 @@ class Shuffled(FirstCome):
 
     ages = True
 
-    def order(self, waiting: Sequence[Job], look: Look) -> Sequence[Job]:
+    def order(self, waiting: Sequence[Job], look: Look) -> Iterable[Job]:
         return sorted(waiting, key=lambda job: mix64(job.number))
 
 
@@ -75,7 +75,7 @@ class LongestPrefix(FirstCome):
     ages = True
     looks = True
 
-    def order(self, waiting: Sequence[Job], look: Look) -> Sequence[Job]:
+    def order(self, waiting: Sequence[Job], look: Look) -> Iterable[Job]:
         return sorted(waiting, key=lambda job: -look(job).length)
 
 
@@ -89,7 +89,7 @@ class DepthFirst(FirstCome):
     def __init__(self) -> None:
         self._last: Job | None = None
 
-    def order(self, waiting: Sequence[Job], look: Look) -> Sequence[Job]:
+    def order(self, waiting: Sequence[Job], look: Look) -> Iterable[Job]:
         paths = {job.id: look(job).nodes for job in waiting}
         weight = Counter(node for path in paths.values() for node in path)
         here = frozenset(look(self._last).nodes) if self._last is not None else frozenset()
@@ -112,7 +112,7 @@ class ByPriority(FirstCome):
 
     ages = True
 
-    def order(self, waiting: Sequence[Job], look: Look) -> Sequence[Job]:
+    def order(self, waiting: Sequence[Job], look: Look) -> Iterable[Job]:
         return sorted(waiting, key=lambda job: -job.priority)
 
     def rank(self, job: Job) -> tuple[int, int]:
@@ -133,23 +133,22 @@ class FairShare(FirstCome):
         self.counters: dict[str, int] = {}
         self._last = ""
 
-    def order(self, waiting: Sequence[Job], look: Look) -> Sequence[Job]:
+    def order(self, waiting: Sequence[Job], look: Look) -> Iterable[Job]:
         queues: dict[str, deque[Job]] = {}
         for job in waiting:
             queues.setdefault(job.tenant, deque()).append(job)
-        if len(queues) < 2:
-            return waiting
+        return self._in_turn(queues) if len(queues) > 1 else waiting
+
+    def _in_turn(self, queues: dict[str, deque[Job]]) -> Iterator[Job]:
         # As if each job's prompt were charged when its turn comes, so that one look orders several.
         counters = {tenant: self.counters.get(tenant, 0) for tenant in queues}
-        result = []
         while queues:
             tenant = min(queues, key=lambda name: (counters[name], queues[name][0].number))
             job = queues[tenant].popleft()
             counters[tenant] += self.PROMPT * job.prompt_length
-            result.append(job)
             if not queues[tenant]:
                 del queues[tenant]
-        return result
+            yield job
 
     def arrived(self, job: Job, waiting: Sequence[Job]) -> None:
         """A tenant that had nothing waiting saved up no claim while it was away: it begins level with the least served

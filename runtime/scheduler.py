@@ -233,8 +233,8 @@ class Scheduler:
             return budget
         planned = _size(shares)
         candidates = self.line.order()
-        while candidates and budget > 0:
-            job, late = candidates.pop()
+        while budget > 0 and (candidate := next(candidates, None)) is not None:
+            job, late = candidate
             # A late job goes first whatever it costs, or others could be let in before it for ever.
             if not late and self.line.waits_for_sibling(job, self.running):
                 continue
@@ -361,7 +361,7 @@ class Scheduler:
         preempted = False
         while _size(shares) > self.room:
             if len(self.running) > 1:
-                shares = self._preempt(max(self.running, key=self.policy.rank), shares)
+                shares = self._preempt(max(self.running, key=self._rank), shares)
                 preempted = True
             elif self._holds:
                 self.press()
@@ -374,11 +374,15 @@ class Scheduler:
         """Where priorities count: preempt a running job of lower priority than `job`, if there is one."""
         if not self._takes_over or not self.running:
             return False
-        victim = max(self.running, key=self.policy.rank)
-        if victim.priority >= job.priority:
+        victim = max(self.running, key=self._rank)
+        if victim.priority >= job.priority or victim.overdue:
             return False
         shares[:] = self._preempt(victim, shares)
         return True
+
+    def _rank(self, job: Job) -> tuple[bool, tuple[int, int]]:
+        """Seniority: the greatest loses its slots first. Who waited as long as may be keeps them before all others."""
+        return not (self.policy.ages and job.overdue), self.policy.rank(job)
 
     def _preempt(self, job: Job, shares: list[Share]) -> list[Share]:
         """Put a running job back in line; the shares without its own."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
 
+import palmette as pt
 from palmette.errors import ArgumentError, CapabilityError, ContextLengthError, PalmetteError
 from palmette.runtime.engine import Engine
 
@@ -76,6 +79,63 @@ def test_a_flat_cache_finds_whole_prompts_only(tiny_engine: Make) -> None:
     assert again.usage.cached_tokens == again.usage.prompt_tokens - 1
     assert again.text == first.text
     assert engine.generate(PAGE + "bcd", max_tokens=1).usage.cached_tokens == 0
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_what_a_sleeping_program_holds_keeps_nobody_waiting(tiny_engine: Make, busy: bool) -> None:
+    """Also while others keep the engine's inbox full."""
+    engine = tiny_engine(kv_tokens=100)
+    said, over = threading.Event(), threading.Event()
+
+    @pt.function
+    def sleeper(s: pt.State) -> None:
+        s += "x" * 80 + pt.gen("a", max_tokens=5)
+        s["a"]
+        said.set()
+        over.wait(20)
+
+    def poll() -> None:
+        while not over.is_set():
+            engine.stats()
+
+    threads = [threading.Thread(target=lambda: sleeper.run(backend=engine))]
+    threads += [threading.Thread(target=poll)] if busy else []
+    for thread in threads:
+        thread.start()
+    assert said.wait(20)
+    begun = time.monotonic()
+    engine.generate("y" * 60, max_tokens=3)
+    assert time.monotonic() - begun < 10
+    assert engine.stats()["dropped_holds"] == 1
+    over.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_nothing_is_held_for_programs_that_have_ended(tiny_engine: Make) -> None:
+    engine = tiny_engine(kv_tokens=500)
+
+    @pt.function
+    def program(s: pt.State) -> None:
+        s += "begin " + pt.gen("a", max_tokens=3)
+        for branch in s.fork(2):
+            branch += pt.gen("b", max_tokens=3)
+
+    state = program.run(backend=engine)
+    # A state may be gone on with after its run.
+    state += "more" + pt.gen("c", max_tokens=3)
+    assert state["c"] is not None
+
+    @pt.function
+    def broken(s: pt.State) -> None:
+        s += "x" + pt.gen("d", max_tokens=2)
+        raise ZeroDivisionError(s["d"])
+
+    with pytest.raises(ZeroDivisionError):
+        broken.run(backend=engine)
+    deadline = time.monotonic() + 10
+    while engine.stats()["kv_evictable"] != engine.stats()["kv_cached"]:
+        assert time.monotonic() < deadline
 
 
 def test_counters_only_grow(tiny_engine: Make) -> None:

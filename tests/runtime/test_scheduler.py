@@ -154,7 +154,7 @@ def test_admission_counts_on_what_ends_earlier() -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     jobs=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 12), st.integers(1, 14)), min_size=1, max_size=25),
-    slots=st.integers(26, 90),
+    slots=st.integers(27, 90),
 )
 def test_with_known_lengths_nobody_is_ever_preempted(jobs: list[tuple[int, int, int]], slots: int) -> None:
     s = scheduler(slots=slots, max_step_tokens=1000)
@@ -272,6 +272,37 @@ def test_a_higher_priority_goes_first_and_takes_a_place() -> None:
     assert jobs[1].preemptions == 1
     finish(s)
     assert order[2:] == [jobs[3].number, jobs[1].number, jobs[0].number]
+
+
+@pytest.mark.parametrize("max_running", [1, 2, 4])
+def test_a_flood_of_higher_priority_does_not_keep_a_job_out_for_ever(max_running: int) -> None:
+    """Once it has waited its time it is let in, and nobody takes its place again."""
+    s = scheduler(slots=600, max_running=max_running, max_step_tokens=64, policy="priority")
+    add(s, *(Counted([1, number], new=8, priority=5) for number in range(6)))
+    step(s)
+    low = Counted([9] * 5, new=10)
+    add(s, low)
+    for number in range(400):
+        while len(s.waiting) < 3:
+            add(s, Counted([2, number], new=8, priority=5))
+        step(s)
+        if low.done:
+            break
+    assert low.done
+    assert low.preemptions <= 1
+
+
+@pytest.mark.parametrize("policy", ["priority", "fair"])
+def test_whose_turn_it_is_does_not_depend_on_how_many_wait(policy: str) -> None:
+    s = scheduler(slots=9000, max_running=1, policy=policy, max_step_tokens=64)
+    add(s, Counted([1], tenant="flood"))
+    step(s)
+    add(s, *(Counted([2, number], tenant="flood") for number in range(1500)))
+    first = Counted([3], priority=1, tenant="small")
+    add(s, first)
+    step(s)
+    step(s)
+    assert first.done
 
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "fair"])
