@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +58,10 @@ class GgufFile:
             raise
 
     def close(self) -> None:
-        self._map.close()
+        # Where a read was broken off (Ctrl-C), its traceback still holds arrays over the map, which closes with the
+        # last of them then. An error here would take the place of the one that is on its way.
+        with suppress(BufferError):
+            self._map.close()
 
     def kind_name(self, name: str) -> str:
         """The tensor's type as people call it, such as Q4_K."""

@@ -173,3 +173,17 @@ def test_damaged_files_are_told_from_models(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(ModelError, match="no usable GGUF file"):
             load_model(path)
+
+
+def test_closing_replaces_no_interrupt(tmp_path):
+    """Ctrl-C may come while arrays over the memory map are in use, which its traceback keeps alive."""
+    path = tmp_path / "tiny.gguf"
+    write(path)
+    file = GgufFile(path)
+    used = np.frombuffer(file._map, np.uint8)
+    with pytest.raises(KeyboardInterrupt):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            file.close()
+    assert used[0] == ord("G")
