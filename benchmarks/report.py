@@ -14,6 +14,8 @@ from palmette.benchmarks.measure import Result
 from palmette.benchmarks.workload import Setup, Workload
 
 _PERCENTS = (50, 95, 99)
+# Times of runs shorter than this say little of each other, in seconds.
+_SHORT = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +28,17 @@ class Report:
     variants: Mapping[Variant, Sequence[Result]]
 
     def shown(self, variant: Variant) -> Result:
-        """Of several runs of one variant, that with the median of programs/s."""
-        runs = sorted(self.variants[variant], key=lambda run: run.programs_per_second)
+        """Of several runs of one variant, that with the median of programs/s. One that was broken off counts only
+        where there is no other."""
+        complete = [run for run in self.variants[variant] if run.complete]
+        runs = sorted(complete or self.variants[variant], key=lambda run: run.programs_per_second)
         return runs[(len(runs) - 1) // 2]
 
     def same_answers(self, variant: Variant) -> bool | None:
-        """Whether all runs of the variant gave the answers of the first full one; None where one was broken off."""
+        """Whether all runs of the variant gave the answers of the first full one; None where one was broken off, or
+        where there is no other run to compare with."""
+        if sum(map(len, self.variants.values())) == 1:
+            return None
         runs = [*self.variants[FULL][:1], *self.variants[variant]]
         if not all(run.complete for run in runs):
             return None
@@ -87,14 +94,27 @@ def table(report: Report) -> Table:
     shown = Table(box=None, header_style="dim", pad_edge=False)
     shown.add_column("", no_wrap=True)
     for variant in report.variants:
+        name = variant.name.replace("-", "-\n") + ("" if report.shown(variant).complete else "\n(broken\noff)")
         # Names are broken at their hyphens; numbers never, of which the full variant has the long ones.
-        shown.add_column(variant.name.replace("-", "-\n"), justify="right", overflow="fold", no_wrap=variant is FULL)
+        shown.add_column(name, justify="right", overflow="fold", no_wrap=variant is FULL)
     for row in _ROWS:
         cells = [_cell(row, report.shown(variant), None if variant is FULL else full) for variant in report.variants]
         shown.add_row(row.label, *cells)
     answers = [{True: "yes", False: "NO", None: "-"}[report.same_answers(variant)] for variant in report.variants]
     shown.add_row("same answers", *answers)
     return shown
+
+
+def notes(report: Report) -> list[str]:
+    """What must be known to read the table."""
+    shown = [report.shown(variant) for variant in report.variants]
+    compared = [run for run in shown if run.complete]
+    if len(compared) > 1 and min(run.seconds for run in compared) < _SHORT:
+        return [
+            f"Runs of less than {_SHORT:g} s: ratios of programs/s and of latencies are mostly noise. "
+            "More --items make them longer; --repeat shows a median."
+        ]
+    return []
 
 
 def heading(report: Report) -> str:
@@ -144,8 +164,9 @@ def _workload_data(report: Report) -> dict[str, Any]:
                 "name": variant.name,
                 "settings": dict(variant.settings),
                 "sequential_forks": variant.sequential,
+                "complete": all(run.complete for run in runs),
                 "same_answers": report.same_answers(variant),
-                "ratios": _ratios(report.shown(variant), full),
+                "ratios": _ratios(report.shown(variant), full) if report.shown(variant).complete else None,
                 "runs": [_run_data(run) for run in runs],
             }
             for variant, runs in report.variants.items()
@@ -172,6 +193,8 @@ def _ratios(run: Result, full: Result) -> dict[str, float | None]:
 
 
 def _cell(row: Row, run: Result, full: Result | None) -> str:
+    if full is not None and not run.complete:
+        return "-"
     if full is None or not row.ratio or not row.value(full):
         return _number(row, run)
     return f"{row.value(run) / row.value(full):.2f}x"

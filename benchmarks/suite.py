@@ -27,10 +27,13 @@ class Outcome(NamedTuple):
 
 
 def warm_up(subject: Subject) -> None:
-    """A few small programs, so that the first run does not pay for what a process does once."""
+    """A few small programs, so that the first run does not pay for what a process does once. KeyboardInterrupt where
+    Ctrl-C comes."""
     workload = w14_in_batch.WORKLOAD
     setup = Setup(items=20, scale=0.01, seed=0, writer=Writer(subject.tokenizer))
-    measure(workload, workload.rounds(setup), subject, FULL, settings={"kv_tokens": 4096})
+    run = measure(workload, workload.rounds(setup), subject, FULL, settings={"kv_tokens": 4096})
+    if not run.result.complete:
+        raise KeyboardInterrupt
 
 
 def run(
@@ -52,16 +55,21 @@ def run(
     records: list[Record] = []
     for turn in range(repeat):
         for variant in variants:
-            one = measure(
-                workload,
-                rounds,
-                subject,
-                variant,
-                settings=settings,
-                parallel=parallel,
-                seed=setup.seed,
-                progress=begin(variant, programs),
-            )
+            try:
+                one = measure(
+                    workload,
+                    rounds,
+                    subject,
+                    variant,
+                    settings=settings,
+                    parallel=parallel,
+                    seed=setup.seed,
+                    progress=begin(variant, programs),
+                )
+            except KeyboardInterrupt:  # before the first program or after the last
+                if not results:
+                    raise
+                return Outcome(Report(workload, setup, parallel, results), records, False)
             results.setdefault(variant, []).append(one.result)
             if variant is FULL and turn == 0:
                 records = one.records

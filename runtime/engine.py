@@ -295,6 +295,17 @@ class Engine:
         tokens = prompt_tokens(self.tokenizer, prompts[0])
         leases: list[Lease] = []
 
+        def keep(core: EngineCore) -> None:
+            # What is running was promised its slots.
+            most = max((job.peak for job in (*core.scheduler.running, *core.scheduler.waiting)), default=0)
+            if most > self.kv_tokens - self._pins.total:
+                raise ArgumentError(
+                    f"pin(): a request in progress may need {most} of {self.kv_tokens} KV slots",
+                    hint="pin before such requests, or give the engine more kv_tokens",
+                )
+            # Here and not by the caller, who may be interrupted: what is released comes after.
+            leases.append(core.cache.pin(tokens, namespace))
+
         def release(prefix: PinnedPrefix) -> None:
             if self._pins.remove(prefix):
                 self._loop.post(lambda core: [lease.release() for lease in leases])
@@ -305,7 +316,7 @@ class Engine:
             # What was computed may be gone again before it is pinned, but not for ever.
             while not leases or leases[-1].length < len(tokens):
                 self.generate(list(tokens), max_tokens=0, namespace=namespace)
-                leases.append(self._loop.call(lambda core: core.cache.pin(tokens, namespace)))
+                self._loop.call(keep)
         except BaseException:
             release(pinned)
             raise

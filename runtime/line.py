@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import insort
+import math
+from bisect import bisect_right, insort
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -38,6 +39,9 @@ class Line:
         self._cache = cache
         self._policy = policy
         self._dedupe = dedupe and cache.enabled
+        # The numbers of those let in that the others do not know of yet, and how many may be before one is overdue.
+        self._let_in: list[int] = []
+        self._slack = math.inf
         # By job: what the tree had, at which of its versions; and the sibling it waits for, up to which length.
         self._looks: dict[int, tuple[int, Found]] = {}
         self._siblings: dict[int, tuple[Job, int]] = {}
@@ -46,15 +50,22 @@ class Line:
         """A job that arrives, or that was preempted and keeps its place."""
         if job.patience is None:
             job.patience = PATIENCE + len(self.jobs)
+        if self._let_in:
+            self._settle()
+        if not job.overdue:
+            self._slack = min(self._slack, job.patience - job.passed_over)
         insort(self.jobs, job, key=lambda other: other.number)
 
     def remove(self, job: Job) -> None:
+        job.passed_over += len(self._let_in) - bisect_right(self._let_in, job.number)
         self.jobs.remove(job)
         self._looks.pop(job.id, None)
         self._siblings.pop(job.id, None)
 
     def order(self) -> Iterator[Candidate]:
         """The jobs in the order in which they may be let in, as it is now."""
+        if self._let_in:
+            self._settle()
         window = self.jobs[: _WINDOW if self._policy.looks else None]
         if self._policy.looks:
             # The stalest answers are brought up to date, so that in a long line everybody's turn comes.
@@ -68,14 +79,24 @@ class Line:
             yield Candidate(job, False)
 
     def pass_over(self, job: Job) -> bool:
-        """Count that the job was let in before those that came earlier; whether one of them is late now."""
-        late = False
-        for other in self.jobs:
-            if other.number > job.number:
-                break
-            other.passed_over += 1
-            late = late or other.passed_over == other.patience
-        return late and self._policy.ages
+        """Count that the job was let in before those that came earlier; whether one of them is overdue now."""
+        insort(self._let_in, job.number)
+        return len(self._let_in) >= self._slack and self._settle()
+
+    def _settle(self) -> bool:
+        """Note with each job how many went before it since the last time. That is put off for as long as nobody can
+        have become overdue, since hundreds may be let in while thousands wait. Whether somebody has."""
+        let_in, self._let_in, self._slack = self._let_in, [], math.inf
+        if not self._policy.ages:
+            return False
+        overdue = False
+        for job in self.jobs:
+            was = job.overdue
+            job.passed_over += len(let_in) - bisect_right(let_in, job.number)
+            overdue = overdue or job.overdue > was
+            if not job.overdue and job.patience is not None:
+                self._slack = min(self._slack, job.patience - job.passed_over)
+        return overdue
 
     def look(self, job: Job) -> Found:
         """What the tree has of a job's tokens."""

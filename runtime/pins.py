@@ -62,6 +62,12 @@ class Pins:
                 )
             self._pinned.add(prefix)
 
+    @property
+    def total(self) -> int:
+        """Tokens of all pinned prefixes, shared ones counted with each."""
+        with self._lock:
+            return sum(prefix.tokens for prefix in self._pinned)
+
     def remove(self, prefix: PinnedPrefix) -> bool:
         """Whether it was there."""
         with self._lock:

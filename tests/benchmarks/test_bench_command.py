@@ -12,7 +12,9 @@ from itertools import count
 import pytest
 
 import palmette.cli.bench
+from palmette.benchmarks import suite
 from palmette.cli import main
+from palmette.cli.values import check_output
 
 pytestmark = pytest.mark.tiny
 
@@ -95,10 +97,16 @@ def test_a_trace_has_a_line_for_each_request(tmp_path):
         ((), "palmette bench --list"),
         (("W2",), "did you mean"),
         (("W1", "--ablate", "cache-of"), "did you mean 'cache-off'"),
-        (("W1", "--policy", "lmp"), "did you mean 'lpm'"),
+        (("W1", "--policy", "lmp"), "--policy: there is no 'lmp'; did you mean 'lpm'"),
+        (("W1", "--eviction", "lruu"), "--eviction: there is no 'lruu'; did you mean 'lru'"),
         (("W1", "--zipf"), "only W15 heeds it"),
         (("W1", "W5", "--trace", "x.jsonl"), "a trace is of one workload"),
         (("W1", "--json", "/nowhere/x.json"), "no folder /nowhere"),
+        (("W1", "--json", "."), "--json: . is a folder; give a file"),
+        (("W1", "--trace", "."), "--trace: . is a folder; give a file"),
+        (("W1", "--trace", "-"), "give a file"),
+        (("W1", "--json", "/proc/x.json"), "cannot be written"),
+        (("W1", "--json", "x.json", "--trace", "./x.json"), "the same file"),
         (("W1", "--items", "0"), "--items"),
         (("W14", "--mode", "twice"), "--mode"),
     ],
@@ -106,6 +114,79 @@ def test_a_trace_has_a_line_for_each_request(tmp_path):
 def test_wrong_calls_are_usage_errors(words, said, capsys):
     assert main(["bench", *words, "--model", "tiny"]) == 2
     assert said in flat(capsys.readouterr().err)
+
+
+def test_a_check_leaves_files_as_they_are(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text("kept")
+    for path in (old, new):
+        check_output("--json", path)
+    assert old.read_text() == "kept" and not new.exists()
+
+
+def test_results_are_not_lost_where_files_cannot_be_written(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    run = suite.run
+
+    def remove(*args, **kwargs):
+        folder.rmdir()
+        return run(*args, **kwargs)
+
+    monkeypatch.setattr(suite, "run", remove)
+    files = ("--json", str(folder / "x.json"), "--trace", str(folder / "t.jsonl"))
+    assert main(["bench", "W14", *SMALL, *files]) == 1
+    out, err = capsys.readouterr()
+    assert "W14 In-batch" in out and json.loads(out[out.index("\n{") :])["workloads"][0]["name"] == "W14"
+    assert "--json" in err and "--trace" in err and "cannot be written" in err and "Traceback" not in err
+
+
+def test_what_is_compared_with_nothing_is_not_called_the_same(capsys):
+    assert main(["bench", "W14", *SMALL, "--ablate", "lpm", "--ablate", "sequential-forks"]) == 0
+    shown = capsys.readouterr().out
+    (answers,) = [line for line in shown.splitlines() if line.startswith("same answers")]
+    assert answers.split()[-1] == "-"
+    assert "--ablate lpm is left out: it is what the full engine does" in shown
+    assert "--ablate sequential-forks is left out: W14 forks nothing" in shown
+
+
+def test_short_runs_are_called_noise(capsys):
+    assert main(["bench", "W14", *SMALL, "--ablate", "fcfs"]) == 0
+    assert "mostly noise" in capsys.readouterr().out
+
+
+def test_a_misspelt_tiny(capsys):
+    assert main(["bench", "W14", "--model", "tinny"]) == 1
+    assert "did you mean 'tiny'" in capsys.readouterr().err
+
+
+def test_a_variant_that_was_broken_off_is_no_result(monkeypatch, tmp_path, capsys):
+    @contextmanager
+    def interrupted(name, runs):
+        yield lambda variant, programs: lambda: variant.name == "fcfs" and signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(palmette.cli.bench, "_progress", interrupted)
+    out = tmp_path / "results.json"
+    assert main(["bench", "W14", *SMALL, "--parallel", "1", "--ablate", "fcfs", "--json", str(out)]) == 130
+    shown, err = capsys.readouterr()
+    assert "(broken" in shown and "interrupted" in err
+    (speed,) = [line for line in shown.splitlines() if line.startswith("programs/s")]
+    assert speed.split()[-1] == "-"
+    full, fcfs = json.loads(out.read_text())["workloads"][0]["variants"]
+    assert full["complete"] and full["ratios"] and not fcfs["complete"]
+    assert fcfs["ratios"] is None and fcfs["same_answers"] is None
+
+
+def test_ctrl_c_before_the_first_workload_still_writes_json(monkeypatch, tmp_path, capsys):
+    def interrupted(subject):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(suite, "warm_up", interrupted)
+    out = tmp_path / "results.json"
+    assert main(["bench", "W14", *SMALL, "--json", str(out)]) == 130
+    data = json.loads(out.read_text())
+    assert data["workloads"] == [] and data["manifest"]["model"]["name"] == "tiny"
+    assert "interrupted" in capsys.readouterr().err
 
 
 def test_ctrl_c_shows_what_is_done(monkeypatch, tmp_path, capsys):

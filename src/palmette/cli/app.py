@@ -168,18 +168,28 @@ def bench(
     parallel: Annotated[int, typer.Option(min=1, help="Programs in progress at once.")] = 64,
     seed: Annotated[int, typer.Option(help="Of synthetic data, of the order, of what is drawn.")] = 0,
     kv_tokens: Annotated[int | None, typer.Option(min=1, help="Size of the KV cache, in tokens.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Who is let in first, as in palmette.Engine.")] = None,
-    eviction: Annotated[str | None, typer.Option(help="Which cached prefix goes first, as in palmette.Engine.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Who is let in first: lpm, fcfs, dfs, priority, fair, random.")
+    ] = None,
+    eviction: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which cached prefix goes first: lru, lfu, fifo, priority, size.")
+    ] = None,
     ablate: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Run again without this, and compare. Repeat; all for all: see --list."),
+        typer.Option(
+            metavar="NAME",
+            help="Run again with this changed, and compare: cache-off, flat-cache, fcfs, random, lpm, no-dedupe, "
+            "sequential-forks, no-hints; or all. Repeat for several; --list explains them.",
+        ),
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Runs of each variant, in turn; the median is shown.")] = 1,
     data: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Recorded data. Default: $PALMETTE_BENCH_DATA, ../shared/data/bench."),
     ] = None,
-    synthetic: Annotated[bool, typer.Option("--synthetic", help="Made-up data of the same shape, also so.")] = False,
+    synthetic: Annotated[
+        bool, typer.Option("--synthetic", help="Use made-up data of the same shape even where recorded data is found.")
+    ] = False,
     long: Annotated[bool, typer.Option("--long", help="W9: long answers.")] = False,
     mode: Annotated[
         Literal["once", "batches", "warm-up"], typer.Option(help="W14: all prefixes at once, or one after the other.")
@@ -231,7 +241,7 @@ def bench(
     "  palmette simulate --workload chat --rate 4 --model-shape llama-3-70b --devices 4\n\n"
     "  palmette simulate trace.jsonl --hardware h200 --policy fair --json\n\n"
     "  palmette simulate --replicas 1000 --rate 20000 --requests 50000 --router prefix-affinity\n\n"
-    'A line of a trace: {"time": seconds, "prompt": [ids], "output": tokens}, and if need be tenant, priority, '
+    'A line of a trace: {"time": seconds, "prompt": \\[ids], "output": tokens}, and if need be tenant, priority, '
     "namespace, max_tokens, reply (the output's ids), after (the request that it follows). palmette bench --trace "
     "writes them, and --save here. Times are those of an ideal machine: compare with them, do not promise them."
 )

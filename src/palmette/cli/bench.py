@@ -19,8 +19,9 @@ from palmette.benchmarks import data
 from palmette.benchmarks.ablations import ABLATIONS, FULL, Variant, variants
 from palmette.benchmarks.workload import Options, Setup, Workload
 from palmette.benchmarks.workloads import WORKLOADS, named
-from palmette.cli.output import console, plain
-from palmette.errors import ArgumentError, BackendError
+from palmette.cli.output import console, plain, show_error
+from palmette.cli.values import check_output, choice
+from palmette.errors import ArgumentError, BackendError, PalmetteError, suggestion
 
 if TYPE_CHECKING:
     from palmette.benchmarks.report import Report
@@ -72,39 +73,69 @@ def run_bench(names: list[str], wishes: Wishes) -> None:
     """
     workloads = _chosen(names, wishes)
     folder = None if wishes.synthetic else data.find(wishes.data)
-    for path in (wishes.json, wishes.trace):
-        if path is not None and str(path) != "-" and not path.absolute().parent.is_dir():
-            raise typer.BadParameter(f"there is no folder {path.absolute().parent}", param_hint="--json, --trace")
+    _check_outputs(wishes)
     out = console(err=wishes.json is not None and str(wishes.json) == "-")
 
     from palmette.benchmarks import suite
-    from palmette.benchmarks.subject import load
 
-    subject = load(wishes.model)
-    suite.warm_up(subject)
+    subject: Subject | None = None
     reports: list[Report] = []
-    complete = True
+    complete = written = True
     try:
+        subject = _load(wishes.model)
+        suite.warm_up(subject)
         for workload in workloads:
             outcome = _run(workload, wishes, subject, folder)
             reports.append(outcome.report)
-            _show(outcome, wishes, out)
+            written &= _show(outcome, wishes, out)
             complete = outcome.complete
             if not complete:
                 break
     except KeyboardInterrupt:  # between two runs
         complete = False
-    _finish(reports, wishes, subject, out)
+    written &= _finish(reports, wishes, subject, out)
     if not complete:
+        console(err=True).print("interrupted: what is not complete is left out or marked (broken off)", soft_wrap=True)
         raise typer.Exit(130)
     _check(reports, subject)
+    if not written:
+        raise typer.Exit(1)
+
+
+def _check_outputs(wishes: Wishes) -> None:
+    if str(wishes.json) != "-":
+        check_output("--json", wishes.json)
+    if str(wishes.trace) == "-":
+        raise typer.BadParameter("tables go to the output; give a file", param_hint="--trace")
+    check_output("--trace", wishes.trace)
+    if wishes.json is not None and wishes.trace is not None and wishes.json.absolute() == wishes.trace.absolute():
+        raise typer.BadParameter("both would write the same file; give two", param_hint="--json, --trace")
+
+
+def _load(name: str) -> Subject:
+    from palmette.benchmarks.subject import TINY, load
+    from palmette.errors import ModelError
+
+    try:
+        return load(name)
+    except ModelError as error:
+        # The registry does not know the model that only benchmarks have.
+        near = suggestion(name, [TINY])
+        if near.startswith("did you mean"):
+            raise ModelError(error.message, hint=near) from None
+        raise
 
 
 def _chosen(names: list[str], wishes: Wishes) -> list[Workload]:
     if not names:
         raise typer.BadParameter("name workloads, or all; palmette bench --list explains them", param_hint="WORKLOAD")
+    from palmette.radix_cache.eviction import POLICIES as EVICTION
+    from palmette.runtime.policies import POLICIES
     from palmette.runtime.settings import EngineSettings
 
+    for option, known in (("policy", POLICIES), ("eviction", EVICTION)):
+        if option in wishes.settings:
+            choice(f"--{option}", wishes.settings[option], known)
     try:
         workloads = named(names)
         # What is wrong is said before the model is loaded.
@@ -167,19 +198,43 @@ def _progress(name: str, runs: int) -> Iterator[Begin]:
         yield begin
 
 
-def _show(outcome: Outcome, wishes: Wishes, out: Console) -> None:
+def _show(outcome: Outcome, wishes: Wishes, out: Console) -> bool:
+    """Whether the trace was written; the table is shown in any case."""
     from palmette.benchmarks.recording import arrivals
-    from palmette.benchmarks.report import heading, table
+    from palmette.benchmarks.report import heading, notes, table
     from palmette.runtime.simulator.trace import write_trace
 
+    written = True
     if wishes.trace is not None:
-        write_trace(wishes.trace, arrivals(outcome.records))
+        try:
+            write_trace(wishes.trace, arrivals(outcome.records))
+        except OSError as error:
+            show_error(_not_written("--trace", wishes.trace, error))
+            written = False
     out.print(heading(outcome.report), style="bold", soft_wrap=True)
     out.print(table(outcome.report))
+    for note in [*notes(outcome.report), *_idle(outcome.report.workload, wishes)]:
+        out.print(note, style="dim", soft_wrap=True)
     out.print()
+    return written
 
 
-def _finish(reports: Sequence[Report], wishes: Wishes, subject: Subject, out: Console) -> None:
+def _idle(workload: Workload, wishes: Wishes) -> Iterator[str]:
+    """Which ablations were asked for and would change nothing."""
+    asked = ABLATIONS if "all" in wishes.ablate else dict.fromkeys(wishes.ablate)
+    run = {variant.name for variant in variants(workload, wishes.ablate, wishes.settings)}
+    for name in asked:
+        if name not in run:
+            why = f"{workload.name} forks nothing" if ABLATIONS[name].sequential else "it is what the full engine does"
+            yield f"--ablate {name} is left out: {why}"
+
+
+def _not_written(option: str, path: Path, error: OSError) -> PalmetteError:
+    return ArgumentError(f"{option}: {path} cannot be written: {error.strerror}", hint="write elsewhere")
+
+
+def _finish(reports: Sequence[Report], wishes: Wishes, subject: Subject | None, out: Console) -> bool:
+    """Whether the JSON is where it was asked for; where it cannot be written, it goes to the output."""
     from palmette.benchmarks.manifest import manifest
     from palmette.benchmarks.report import as_data, overview
     from palmette.cli.doctor import machine
@@ -188,23 +243,30 @@ def _finish(reports: Sequence[Report], wishes: Wishes, subject: Subject, out: Co
         out.print("All workloads", style="bold")
         out.print(overview(reports))
     if wishes.json is None:
-        return
-    found = manifest(subject, machine(), wishes.settings, sys.argv)
+        return True
+    # Without a model: Ctrl-C came while it was being loaded.
+    found = manifest(subject, machine(), wishes.settings, sys.argv) if subject else {"command": sys.argv}
     text = json.dumps(as_data(reports, found), ensure_ascii=False, indent=2, default=plain)
     if str(wishes.json) == "-":
         print(text)
-    else:
+        return True
+    try:
         wishes.json.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        print(text)
+        show_error(_not_written("--json", wishes.json, error))
+        return False
+    return True
 
 
-def _check(reports: Sequence[Report], subject: Subject) -> None:
+def _check(reports: Sequence[Report], subject: Subject | None) -> None:
     differ = [
         f"{report.workload.name} {variant.name}"
         for report in reports
         for variant in report.variants
         if report.same_answers(variant) is False
     ]
-    if differ and subject.model.batch_invariant:
+    if differ and subject is not None and subject.model.batch_invariant:
         raise BackendError(
             f"answers differ from those of the {FULL.name} engine: {', '.join(differ)}",
             hint="this is a fault of palmette: a schedule must never change an answer; please report it",

@@ -13,13 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from palmette.cli.output import console, print_json
-from palmette.errors import ArgumentError, suggestion
+from palmette.cli.output import console, print_json, show_error
+from palmette.cli.values import check_output, choice
+from palmette.errors import ArgumentError
+from palmette.radix_cache.eviction import POLICIES as EVICTION
 from palmette.runtime.models.architecture import Architecture
 from palmette.runtime.models.hf_config import architecture
+from palmette.runtime.policies import POLICIES
 from palmette.runtime.settings import EngineSettings
 from palmette.runtime.simulator import (
     HARDWARE,
@@ -72,19 +77,26 @@ class Scene:
 
 def run_simulate(scene: Scene, *, as_json: bool) -> None:
     """Simulate the trace under each policy, and print the reports. Ctrl-C ends it with those that are done, status
-    130."""
+    130. ArgumentError where no request fits in the KV cache."""
+    for policy in scene.policies:
+        choice("--policy", policy, POLICIES)
+    if "eviction" in scene.settings:
+        choice("--eviction", scene.settings["eviction"], EVICTION)
+    if str(scene.save) == "-":
+        raise typer.BadParameter("the figures go to the output; give a file", param_hint="--save")
+    check_output("--save", scene.save)
     cost = CostModel(
         _shape(scene.shape),
-        _named("--hardware", scene.hardware, HARDWARE),
+        choice("--hardware", scene.hardware, HARDWARE),
         weight_bytes=scene.dtype_bytes,
         devices=scene.devices,
         efficiency=scene.efficiency,
     )
-    router = _named("--router", scene.router, ROUTERS)
+    router = choice("--router", scene.router, ROUTERS)
     settings = [EngineSettings(policy=policy, **scene.settings) for policy in scene.policies]
     trace = _trace(scene)
-    if scene.save is not None:
-        write_trace(scene.save, trace)
+    written = scene.save is None or _save(scene.save, trace)
+    kv_tokens = scene.settings.get("kv_tokens") or cost.kv_tokens()
     best = best_possible(trace)
     done: dict[str, Report] = {}
     seconds: dict[str, float] = {}
@@ -97,15 +109,32 @@ def run_simulate(scene: Scene, *, as_json: bool) -> None:
                 run = simulation.run(trace)
                 seconds[one.policy] = time.perf_counter() - begun
             done[one.policy] = report(run, best, cost)
+            # No policy can change that, so there is nothing to compare.
+            if done[one.policy].refused == len(trace):
+                raise ArgumentError(
+                    f"none of the {len(trace):,} requests fits in a KV cache of {kv_tokens:,} tokens",
+                    hint="give a larger --kv-tokens, or shorter prompts and outputs",
+                )
     except KeyboardInterrupt:
         complete = False
-    kv_tokens = scene.settings.get("kv_tokens") or cost.kv_tokens()
     if as_json:
         print_json(_data(scene, cost, kv_tokens, trace, best, done, seconds))
     elif done:
         _show(scene, cost, kv_tokens, trace, best, done, seconds)
     if not complete:
+        console(err=True).print(f"interrupted: {len(done)} of {len(settings)} policies are done", soft_wrap=True)
         raise typer.Exit(130)
+    if not written:
+        raise typer.Exit(1)
+
+
+def _save(path: Path, trace: Sequence[Arrival]) -> bool:
+    try:
+        write_trace(path, trace)
+    except OSError as error:
+        show_error(ArgumentError(f"--save: {path} cannot be written: {error.strerror}", hint="write elsewhere"))
+        return False
+    return True
 
 
 def _trace(scene: Scene) -> list[Arrival]:
@@ -114,11 +143,18 @@ def _trace(scene: Scene) -> list[Arrival]:
         if given:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise typer.BadParameter(f"these say how to make a trace up, and {scene.trace} is one", param_hint=names)
+        if not scene.trace.exists() or scene.trace.is_dir():
+            problem = "is a folder" if scene.trace.is_dir() else "does not exist"
+            raise typer.BadParameter(f"{scene.trace} {problem}; give a file of JSON lines", param_hint="TRACE.jsonl")
         trace = read_trace(scene.trace)
         if not trace:
             raise ArgumentError(f"there is no request in {scene.trace}", hint="one JSON object on each line")
         return trace
-    make: Callable[..., list[Arrival]] = _named("--workload", scene.workload, WORKLOADS)
+    make: Callable[..., list[Arrival]] = choice("--workload", scene.workload, WORKLOADS)
+    if not scene.rate > 0:
+        raise typer.BadParameter(
+            f"{scene.rate:g} lets nothing arrive; give requests a second, above 0, or inf", param_hint="--rate"
+        )
     takes = signature(make).parameters
     for name in given:
         if name not in takes:
@@ -148,14 +184,8 @@ def _shape(name: str) -> Architecture:
             return architecture(json.loads(path.read_text(encoding="utf-8")), path)
         except ValueError as error:
             raise ArgumentError(f"{path} is no JSON: {error}", hint="give a model's config.json") from None
-    found: Architecture = _named("--model-shape", name, SHAPES)
+    found: Architecture = choice("--model-shape", name, SHAPES)
     return found
-
-
-def _named(option: str, name: str, known: Mapping[str, Any]) -> Any:
-    if name not in known:
-        raise typer.BadParameter(f"there is no {name!r}; {suggestion(name, known)}", param_hint=option)
-    return known[name]
 
 
 @contextmanager
@@ -217,15 +247,36 @@ def _show(
         soft_wrap=True,
     )
     out.print()
+    for table in _tables(done, out):
+        out.print(table)
+        out.print()
+    speed = ", ".join(f"{len(trace) / max(taken, 1e-9):,.0f}" for taken in seconds.values())
+    out.print(f"simulated at {speed} requests a second", style="dim", soft_wrap=True)
+
+
+def _tables(done: Mapping[str, Report], out: Console) -> Iterator[Table]:
+    """As many policies side by side as the console is wide for, the others below."""
+    left = list(done)
+    while left:
+        count = len(left)
+        while count > 1 and _width(_table(done, left[:count]), out) > out.width:
+            count -= 1
+        yield _table(done, left[:count])
+        left = left[count:]
+
+
+def _width(table: Table, out: Console) -> int:
+    return Measurement.get(out, out.options.update(max_width=10_000), table).maximum
+
+
+def _table(done: Mapping[str, Report], policies: Sequence[str]) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("", style="cyan", no_wrap=True)
-    for policy in done:
-        table.add_column(policy, justify="right")
+    for policy in policies:
+        table.add_column(policy, justify="right", overflow="fold")
     for heading, figure in _rows(next(iter(done.values()))):
-        table.add_row(heading, *(figure(figures) for figures in done.values()))
-    out.print(table)
-    speed = ", ".join(f"{len(trace) / max(taken, 1e-9):,.0f}" for taken in seconds.values())
-    out.print(f"\nsimulated at {speed} requests a second", style="dim", soft_wrap=True)
+        table.add_row(heading, *(figure(done[policy]) for policy in policies))
+    return table
 
 
 def _rows(first: Report) -> Iterator[tuple[str, Callable[[Report], str]]]:

@@ -25,6 +25,7 @@ def test_help_teaches(capsys):
     assert main(["simulate", "--help"]) == 0
     out = capsys.readouterr().out
     assert "palmette simulate --policy fcfs --policy lpm" in out and "A line of a trace" in out
+    assert '"prompt": [ids]' in flat(out)
 
 
 def test_policies_side_by_side(capsys):
@@ -36,6 +37,32 @@ def test_policies_side_by_side(capsys):
     for word in ("requests/s", "latency p99", "achieved / optimal", "preemptions", "fairness", "tenant 1"):
         assert word in out
     assert err == ""
+
+
+def test_no_digit_is_lost_where_many_policies_are_compared(monkeypatch, capsys):
+    names = ["lpm", "fcfs", "dfs", "priority", "fair", "random"]
+    words = [word for name in names for word in ("--policy", name)]
+    shown = {}
+    for width in ("60", "300"):
+        monkeypatch.setenv("COLUMNS", width)
+        assert main(["simulate", *words, *QUICK]) == 0
+        shown[width] = capsys.readouterr().out
+    assert "…" not in shown["60"]
+    assert shown["60"].count("tokens computed") > 1 == shown["300"].count("tokens computed")
+    (wide,) = [line for line in shown["300"].splitlines() if line.startswith("tokens computed")]
+    narrow = [line for line in shown["60"].splitlines() if line.startswith("tokens computed")]
+    assert [word for line in narrow for word in line.split()[2:]] == wide.split()[2:]
+    assert len(wide.split()) == 2 + len(names)
+
+
+def test_figures_are_shown_where_the_trace_cannot_be_kept(monkeypatch, tmp_path, capsys):
+    def full(path, trace):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("palmette.cli.simulate.write_trace", full)
+    assert main(["simulate", *QUICK, "--save", str(tmp_path / "t.jsonl"), "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["policies"] and "No space left" in err and "hint: " in err
 
 
 def test_json_is_all_that_json_prints(tmp_path, capsys):
@@ -87,6 +114,15 @@ def test_a_shape_from_a_config(tmp_path, capsys):
         (["--workload", "chat", "--groups", "3"], "of shared-prefix only"),
         (["--prefix", "9:3"], "neither a number of tokens nor LOW:HIGH"),
         (["--prefix", "many"], "neither a number of tokens nor LOW:HIGH"),
+        (["--policy", "lmp"], "--policy: there is no 'lmp'; did you mean 'lpm'"),
+        (["--eviction", "lruu"], "--eviction: there is no 'lruu'; did you mean 'lru'"),
+        (["--rate", "0"], "lets nothing arrive"),
+        (["nothing.jsonl"], "nothing.jsonl does not exist"),
+        (["."], "is a folder"),
+        (["--save", "/nope/x.jsonl"], "no folder /nope"),
+        (["--save", "."], "is a folder; give a file"),
+        (["--save", "/proc/x.jsonl"], "cannot be written"),
+        (["--save", "-"], "--save"),
     ],
 )
 def test_wrong_options_are_usage_errors(arguments, words, capsys):
@@ -97,10 +133,8 @@ def test_wrong_options_are_usage_errors(arguments, words, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--policy", "lmp"], "did you mean 'lpm'"),
-        (["--rate", "0"], "lets nothing arrive"),
-        (["nothing.jsonl"], "cannot read the trace"),
         (["--model-shape", "llama-3-70b"], "more devices"),
+        (["--requests", "10", "--kv-tokens", "100"], "none of the 10 requests fits in a KV cache of 100 tokens"),
     ],
 )
 def test_what_makes_no_sense_is_one_message_with_a_hint(arguments, words, capsys):
@@ -128,6 +162,7 @@ def test_ctrl_c_shows_the_policies_that_are_done(monkeypatch, capsys):
 
     monkeypatch.setattr(Simulation, "run", run)
     assert main(["simulate", "--policy", "lpm", "--policy", "dfs", "--policy", "fcfs", *QUICK, "--json"]) == 130
-    assert list(json.loads(capsys.readouterr().out)["policies"]) == ["lpm"]
+    out, err = capsys.readouterr()
+    assert list(json.loads(out)["policies"]) == ["lpm"] and "1 of 3 policies" in err
     assert main(["simulate", "--policy", "dfs", *QUICK]) == 130
     assert capsys.readouterr().out == ""

@@ -44,6 +44,7 @@ def test_a_file_gives_back_what_was_written(workload, tmp_path):
         ('{"time": 0, "prompt": [1, -1], "output": 1}', "ids below 0"),
         ('{"time": 0, "prompt": [1, 4294967296], "output": 1}', "32 bits"),
         ('{"time": 0, "prompt": [1, "a"], "output": 1}', "integers"),
+        ('{"time": 0, "prompt": ["a"], "output": 1}', "a list of integers, and 'a' is none"),
         ('{"time": 0, "prompt": [[1]], "output": 1}', "flat"),
         ('{"time": -1, "prompt": [1], "output": 1}', "the time -1"),
         ('{"time": 0, "prompt": [1], "output": 9, "max_tokens": 3}', "makes 9 tokens and asks for 3"),
