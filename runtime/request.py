@@ -250,7 +250,7 @@ class GenerateJob(Job):
         if self.matcher is None:
             return ArgumentError(
                 f"no token is allowed after {after!r}",
-                hint="min_tokens, stop_token_ids and logit_bias together leave nothing to draw",
+                hint="min_tokens, stop_token_ids and logit_bias leave nothing to draw, or the model gives no numbers",
             )
         problem = self.matcher.problem()
         return ConstraintError(

@@ -8,6 +8,7 @@ element by element or in the row's order, and of equal values the lower id comes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -38,7 +39,7 @@ def sample_seed(seed: int, index: int) -> int:
 
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) that depends on nothing but its arguments."""
-    return (mix64(mix64(seed & _MASK64) ^ mix64(position)) >> 11) * 2.0**-53
+    return (mix64(mix64(seed & _MASK64) + position) >> 11) * 2.0**-53
 
 
 class Tally:
@@ -90,7 +91,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One row's outcome. token -1: no token is allowed."""
+    """One row's outcome. token -1: no token is allowed, or the logits are no numbers."""
 
     token: int
     logprob: TokenLogprob | None
@@ -104,7 +105,8 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Drawn]:
     _ban(logits, rows)
     best, token = logits.max(dim=-1)
     tokens = token.tolist()
-    dead = (best == -torch.inf).tolist()
+    # NaN and infinity are nobody's choice either: such a row ends its own request, and no other.
+    dead = [not math.isfinite(value) for value in best.tolist()]
     random = [i for i, row in enumerate(rows) if row.params.temperature > 0 and not dead[i]]
     if random:
         for i, drawn in zip(random, _draw(_some(logits, random), [rows[i] for i in random]), strict=True):

@@ -152,6 +152,13 @@ class Scheduler:
 
     def leave(self, family: str) -> None:
         """A program run sends no more requests: what was kept for it may go."""
+        for job in (*self.running, *self.waiting):
+            if job.family == family:
+                job.leads = False
+        self._release(family)
+
+    def _release(self, family: str) -> None:
+        """What is held for a program is in somebody's use again, or in nobody's."""
         lease = self._holds.pop(family, None)
         if lease is not None:
             lease.release()
@@ -267,7 +274,7 @@ class Scheduler:
             self.policy.served(job, job.prompt_length - job.cached, 0)
         self.line.remove(job)
         self.running.append(job)
-        self.leave(job.family)
+        self._release(job.family)
         self.counters.admissions += 1
         self._say("admit", job, lease.length)
         return True

@@ -27,13 +27,29 @@ def integer(where: str, name: str, value: object, *, least: int) -> int:
     return int(value)
 
 
+# More samples of one request than anybody asks for, and fewer than what would keep others waiting.
+_MOST_SAMPLES = 1024
+
+
+def _samples(where: str, name: str, value: object) -> int:
+    count = integer(where, name, value, least=1)
+    if count > _MOST_SAMPLES:
+        raise ArgumentError(
+            f"{where}: {name}={count} is out of range", hint=f"{name} is at most {_MOST_SAMPLES}; send several requests"
+        )
+    return count
+
+
 def number(
     where: str, name: str, value: object, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False
 ) -> float:
     """`value` as a finite float in [low, high], or (low, high] with `open_low`."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{where}: {name}= takes a number, not {value!r}")
-    result = float(value)
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
     if not math.isfinite(result) or result < low or result > high or (open_low and result == low):
         opening = "above" if open_low else "at least"
         top = "" if high == math.inf else f" and at most {high:g}"
@@ -108,7 +124,7 @@ def _logit_bias(where: str, name: str, value: object) -> tuple[tuple[int, float]
 SAMPLING: dict[str, Callable[[str, str, object], Any]] = {
     "max_tokens": _at_least(0),
     "min_tokens": _at_least(0),
-    "n": _at_least(1),
+    "n": _samples,
     "stop": _stop,
     "stop_token_ids": _token_ids,
     "stop_regex": _stop,
@@ -123,7 +139,7 @@ SAMPLING: dict[str, Callable[[str, str, object], Any]] = {
     "seed": lambda where, name, value: integer(where, name, value, least=-(2**63)),
     "ignore_eos": flag,
     "logprobs": _at_least(0),
-    "best_of": _at_least(1),
+    "best_of": _samples,
     "echo": flag,
     "prompt_logprobs": _at_least(0),
     "logprobs_start": _at_least(0),

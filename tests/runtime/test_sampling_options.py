@@ -58,7 +58,7 @@ def test_a_stop_pattern_counts_in_a_structure_only_where_it_is_complete(scripted
 def test_stop_patterns_of_random_texts_stop_where_search_finds_them(tiny_engine: Make) -> None:
     engine = tiny_engine()
     only = dict.fromkeys(b"abcdef", 60.0)
-    options = {"max_tokens": 120, "ignore_eos": True, "seed": 5, "logit_bias": only}
+    options = {"max_tokens": 400, "ignore_eos": True, "seed": 5, "logit_bias": only}
     free = engine.generate(PROMPT, **options).text
     for pattern in ["[ab]c", "a.?.?f", "(?:ab|ba)+", "d{2,}e?", "f[^b]*b", "b.b"]:
         ends = (re.search(pattern, free[:end], re.ASCII) for end in range(len(free) + 1))

@@ -414,6 +414,16 @@ def test_what_a_program_said_is_kept_for_its_next_request_while_others_can_go() 
         assert s.cache.leases == 0
 
 
+def test_a_program_that_leaves_before_its_last_request_ends_holds_nothing() -> None:
+    s = scheduler(max_step_tokens=64)
+    job = Counted([1] * 9, new=4, family="program")
+    add(s, job)
+    step(s)
+    s.leave("program")
+    finish(s)
+    assert s.cache.leases == 0
+
+
 def test_holds_keep_others_out_until_nothing_runs_and_the_shortest_gives_way() -> None:
     s = scheduler(slots=50, max_step_tokens=64)
     talk(s, "long", [1] * 20)
