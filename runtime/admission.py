@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from palmette.radix_cache.cache import RadixCache
 from palmette.runtime.job import Job
 from palmette.runtime.sampler import uniform
 
@@ -77,3 +78,25 @@ class Lengths:
             return most
         drawn = self._sorted[first + int(uniform(job.number, 0) * (len(self._sorted) - first))]
         return min(most, drawn - made)
+
+
+class Outlook:
+    """Whether slots are going to suffice. `lengths`: of the outputs that ended."""
+
+    def __init__(self, cache: RadixCache) -> None:
+        self.lengths = Lengths()
+        self._cache = cache
+
+    def fits(self, job: Job, cached: int, running: Sequence[Job], room: int) -> bool:
+        """Whether `room` slots do for a job, of which `cached` tokens are there, beside those that run."""
+        if job.peak - cached + sum([other.peak - other.computed for other in running]) <= room:
+            return True
+        needs = [Need(job.length - cached, self.lengths.later(job), 0)]
+        needs += (Need(other.remaining, self.lengths.later(other), self.held_by(other)) for other in running)
+        return greatest_growth(needs) <= room
+
+    def held_by(self, job: Job) -> int:
+        """Slots that nobody but the job holds."""
+        if job.lease is None:
+            return job.computed
+        return job.computed - job.lease.length + self._cache.exclusive(job.lease)

@@ -21,7 +21,8 @@ from palmette.runtime.job import Job, Span
 from palmette.runtime.models.model import Model
 from palmette.runtime.request import GenerateJob
 from palmette.runtime.sampler import Drawn, Row, sample
-from palmette.runtime.scheduler import Scheduler, Share
+from palmette.runtime.scheduler import Scheduler
+from palmette.runtime.shares import Share
 from palmette.runtime.tier import KVTier
 
 

@@ -15,36 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from palmette.radix_cache.cache import RadixCache
 from palmette.radix_cache.lease import Lease
-from palmette.runtime.admission import Lengths, Need, greatest_growth
+from palmette.runtime.admission import Outlook
+from palmette.runtime.holds import Holds
 from palmette.runtime.job import Job
 from palmette.runtime.line import Line
 from palmette.runtime.policies import POLICIES
+from palmette.runtime.shares import Decision, Share, size, spread
 
 # For so many steps a job runs alone before a hold gives way: the next request of a program is likely on its way.
 _GRACE_STEPS = 3
-
-
-class Share(NamedTuple):
-    """A job and the number of its next tokens that this step computes."""
-
-    job: Job
-    n: int
-
-
-class Decision(NamedTuple):
-    """What the scheduler decided, for traces and for the comparison of a simulation with the engine. kind: "admit" (n:
-    cached tokens), "compute" (n: tokens of the step), "preempt" (n: tokens computed so far), "evict" (n: tokens; number
-    -1), "finish" (n: all tokens)."""
-
-    kind: str
-    number: int
-    n: int
 
 
 class Tier(Protocol):
@@ -105,16 +90,17 @@ class Scheduler:
         self.line = Line(cache, self.policy, dedupe=dedupe)
         self.tier = tier
         self.log = log
-        self.lengths = Lengths()
+        self.outlook = Outlook(cache)
         self.counters = SchedulerCounters()
         self.running: list[Job] = []
         self._takes_over = policy == "priority"
         self._hints = hints and cache.enabled
+        self._holds = Holds()
+        self._steps = 0
         self._held_steps = 0
-        # By family: what its last request left in the tree.
-        self._holds: dict[str, Lease] = {}
-        # The job that could not be let in. Nobody is let in before something changes.
+        # The job that could not be let in, and whether that was for want of slots. Nobody is before something changes.
         self._blocked: Job | None = None
+        self._short = False
 
     @property
     def waiting(self) -> Sequence[Job]:
@@ -141,8 +127,8 @@ class Scheduler:
         if job in self.running:
             self.running.remove(job)
             self._keep(job)
-            if job.generates and job.length > job.prompt_length:
-                self.lengths.record(job.length - job.prompt_length)
+            if job.generates and job.length > job.prompt_length and not (job.failed or job.cancelled):
+                self.outlook.lengths.record(job.length - job.prompt_length)
         elif job in self.waiting:
             self.line.remove(job)
         if job.lease is not None:
@@ -157,44 +143,42 @@ class Scheduler:
                 job.leads = False
         self._release(family)
 
-    def _release(self, family: str) -> None:
-        """What is held for a program is in somebody's use again, or in nobody's."""
-        lease = self._holds.pop(family, None)
-        if lease is not None:
-            lease.release()
-            self._blocked = None
-
     # -- a step ------------------------------------------------------------------------------------------------------
 
     def plan(self) -> list[Share]:
         """Decodes first, then prefill chunks of running jobs, then new jobs, within the token budget."""
         budget = self.max_step_tokens
+        self._steps += 1
         self._held_steps = self._held_steps + 1 if self._held_up(running=1) else 0
         if self._held_steps > _GRACE_STEPS:
             self.press()
+        elif self._blocked is not None and self._short:
+            self._release_idle()
         decodes: list[Job] = []
         prefills: list[Job] = []
         for job in self.running:
             (prefills if job.prefilling else decodes).append(job)
         # Prefills and newcomers keep a quarter of the budget however many jobs decode, so that none of them starves.
         kept = max(1, budget // 4) if budget > 1 and (prefills or self.waiting) else 0
-        shares = _spread(decodes, budget - kept)
-        left = budget - _size(shares)
+        if budget == 1 and prefills and self.running[0].prefilling:
+            kept = 1  # the only token goes to each in turn
+        shares = spread(decodes, budget - kept)
+        left = budget - size(shares)
         for job in prefills:
             n = min(job.remaining, left)
             if n > 0:
                 shares.append(Share(job, n))
                 left -= n
         shares, preempted = self._make_room(shares)
-        left = budget - _size(shares)
+        left = budget - size(shares)
         if not preempted:
             left = self._admit_some(shares, left)
         if len(shares) < len(self.running):
             # What newcomers did not need goes to decodes after all, where slots are free for the asking.
             served = {share.job.id for share in shares}
-            spare = self.room - _size(shares)
+            spare = self.room - size(shares)
             rest = [job for job in decodes if job.id not in served and job.lease is not None]
-            shares += _spread(rest, min(left, spare))
+            shares += spread(rest, min(left, spare))
             # Whoever was served goes behind those that were not.
             served = {share.job.id for share in shares}
             self.running.sort(key=lambda job: job.id in served)
@@ -214,11 +198,11 @@ class Scheduler:
         job.computed += n
         if not was_prefilling:
             return
-        size = min(job.computed, job.prompt_length)
+        known = min(job.computed, job.prompt_length)
         job.lease = self.cache.insert(
-            job.tokens[:size], job.slots[:size], job.namespace, lease=job.lease, priority=job.priority
+            job.tokens[:known], job.slots[:known], job.namespace, lease=job.lease, priority=job.priority
         )
-        job.slots[:size] = job.lease.slots
+        job.slots[:known] = job.lease.slots
         if self.tier is not None and not job.prefilling:
             self.tier.store(job.prompt, job.namespace, job.slots[: job.prompt_length])
 
@@ -238,7 +222,7 @@ class Scheduler:
         """Let waiting jobs in, add their shares; what is left of the budget."""
         if budget <= 0 or self.shut:
             return budget
-        planned = _size(shares)
+        planned = size(shares)
         candidates = self.line.order()
         while budget > 0 and (candidate := next(candidates, None)) is not None:
             job, late = candidate
@@ -247,9 +231,9 @@ class Scheduler:
                 continue
             while len(self.running) >= self.max_running or not self._admit(job, planned):
                 if not self._take_over(job, shares):
-                    self._blocked = job
+                    self._blocked, self._short = job, len(self.running) < self.max_running
                     return budget
-                planned = _size(shares)
+                planned = size(shares)
             n = min(job.remaining, budget)
             shares.append(Share(job, n))
             planned += n
@@ -285,25 +269,10 @@ class Scheduler:
         if job.length - self.line.look(job).length > self.room - planned:
             return None
         lease = self.cache.match(job.shareable, job.namespace, priority=job.priority)
-        if self._fits(job, lease):
+        if self.outlook.fits(job, lease.length, self.running, self.room):
             return lease
         lease.release()
         return None
-
-    def _fits(self, job: Job, lease: Lease) -> bool:
-        """Whether the slots suffice for the job, which has the lease, and all that run."""
-        owed = job.peak - lease.length + sum(other.peak - other.computed for other in self.running)
-        if owed <= self.room:
-            return True
-        needs = [Need(job.length - lease.length, self.lengths.later(job), 0)]
-        needs += (Need(other.remaining, self.lengths.later(other), self._freed_by(other)) for other in self.running)
-        return greatest_growth(needs) <= self.room
-
-    def _freed_by(self, job: Job) -> int:
-        """Slots that nobody but the job holds."""
-        if job.lease is None:
-            return job.computed
-        return job.computed - job.lease.length + self.cache.exclusive(job.lease)
 
     def _restore(self, job: Job, lease: Lease) -> Lease:
         """Bring what the tier has beyond the lease into slots and tree."""
@@ -321,15 +290,7 @@ class Scheduler:
             wanted[:stored], np.concatenate([lease.slots, slots]), job.namespace, lease=lease, priority=job.priority
         )
 
-    # -- holds -----------------------------------------------------------------------------------------------------
-    #
-    # Between two requests of a program its text is in the tree and in nobody's use. If all programs get on together,
-    # each one's next request may come to evict what the others are going to go on from, and everything is computed
-    # again and again. So the text of a program's last request is held until its next one is let in or it ends. Requests
-    # are let in beside what is held; only where one job runs, or none, do holds give way, one by one. Then few programs
-    # at a time are brought to their ends, and the others wait with what they have. (Measured on the bench in pools of a
-    # half and a quarter: were that only where none runs, it would take a third more steps in places and hit no more
-    # often; were it also where three run, chats would fall below 0.9 of the best hit rate.)
+    # -- holds (see holds.py) --------------------------------------------------------------------------------------
 
     @property
     def held_up(self) -> bool:
@@ -337,23 +298,35 @@ class Scheduler:
         return self._held_up(running=0)
 
     def _held_up(self, running: int) -> bool:
-        return self._blocked is not None and bool(self._holds) and len(self.running) == running
+        return self._blocked is not None and self._short and len(self._holds) > 0 and len(self.running) == running
 
     def press(self) -> None:
-        """The shortest hold gives way: the least is lost with it, and its program's turn is the farthest away."""
-        own = self._blocked.family if self._blocked is not None else ""
-        family = min(self._holds, key=lambda name: (name == own, self._holds[name].length))
-        self._holds.pop(family).release()
+        """A hold gives way, so that somebody can be let in or go on."""
+        if not self._release_idle():
+            self._holds.release_shortest(self._blocked.family if self._blocked is not None else "")
+            self.counters.dropped_holds += 1
+            self._blocked = None
+
+    def _release_idle(self) -> bool:
+        """The hold of a program that asks for nothing gives way, if there is one."""
+        asking = {job.family for job in (*self.running, *self.waiting)} if len(self._holds) else set()
+        if not self._holds.release_idle(self._steps, asking.__contains__):
+            return False
         self.counters.dropped_holds += 1
         self._blocked = None
+        return True
+
+    def _release(self, family: str) -> None:
+        if self._holds.release(family):
+            self._blocked = None
 
     def _let_go(self, job: Job) -> None:
         """A job ends, and lets go of its KV; it is held for what its program is going to ask next."""
         lease, job.lease = job.lease, None
         assert lease is not None
         if self._hints and job.family and job.leads and job.done and not job.failed and not job.cancelled:
-            lease, self._holds[job.family] = self._holds.get(job.family), lease
-        if lease is not None:
+            self._holds.keep(job.family, lease, self._steps)
+        else:
             lease.release()
 
     # -- room --------------------------------------------------------------------------------------------------------
@@ -366,11 +339,13 @@ class Scheduler:
     def _make_room(self, shares: list[Share]) -> tuple[list[Share], bool]:
         """Preempt until the slots of the shares are to be had; the shares that are left, and whether any job went."""
         preempted = False
-        while _size(shares) > self.room:
+        while size(shares) > self.room:
+            if self._release_idle():
+                continue
             if len(self.running) > 1:
                 shares = self._preempt(max(self.running, key=self._rank), shares)
                 preempted = True
-            elif self._holds:
+            elif len(self._holds):
                 self.press()
             else:
                 # All else is pinned: as much as there is, and nothing if there is none.
@@ -378,13 +353,18 @@ class Scheduler:
         return shares, preempted
 
     def _take_over(self, job: Job, shares: list[Share]) -> bool:
-        """Where priorities count: preempt a running job of lower priority than `job`, if there is one."""
-        if not self._takes_over or not self.running:
+        """Where priorities count: preempt a running job of lower priority than `job`, if that helps to let it in."""
+        if not self._takes_over:
             return False
-        victim = max(self.running, key=self._rank)
-        if victim.priority >= job.priority or victim.overdue:
+        lower = [other for other in self.running if other.priority < job.priority and not other.overdue]
+        if not lower:
             return False
-        shares[:] = self._preempt(victim, shares)
+        # As if they were gone: if that is not enough, they would give way for nothing.
+        rest = [other for other in self.running if other not in lower]
+        room = self.room + sum(self.outlook.held_by(other) for other in lower)
+        if not self.outlook.fits(job, self.line.look(job).length, rest, room):
+            return False
+        shares[:] = self._preempt(max(lower, key=self._rank), shares)
         return True
 
     def _rank(self, job: Job) -> tuple[bool, tuple[int, int]]:
@@ -420,7 +400,7 @@ class Scheduler:
             self.tier.store(tokens, job.namespace, job.lease.slots)
 
     def _give_slots(self, shares: Sequence[Share]) -> None:
-        slots = self.reserve(_size(shares))
+        slots = self.reserve(size(shares))
         # One at a time is the usual case by far, and costs less as a plain number.
         numbers, at = slots.tolist(), 0
         for job, n in shares:
@@ -442,22 +422,3 @@ class Scheduler:
     def _say(self, kind: str, job: Job, n: int) -> None:
         if self.log is not None:
             self.log(Decision(kind, job.number, n))
-
-
-def _size(shares: Sequence[Share]) -> int:
-    """How many tokens the shares have together."""
-    return sum([n for _, n in shares])
-
-
-def _spread(jobs: Sequence[Job], budget: int) -> list[Share]:
-    """One token each while the budget lasts, then whatever the jobs have more (forced tokens), first come first."""
-    served = list(jobs[: max(0, budget)])
-    spare = budget - len(served)
-    shares = []
-    for job in served:
-        n = 1
-        if spare > 0 and job.remaining > 1:
-            n += min(job.remaining - 1, spare)
-            spare -= n - 1
-        shares.append(Share(job, n))
-    return shares

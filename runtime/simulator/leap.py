@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from palmette.runtime.scheduler import Decision, Scheduler
+from palmette.runtime.scheduler import Scheduler
+from palmette.runtime.shares import Decision
 from palmette.runtime.simulator.job import SimulatedJob
 
 

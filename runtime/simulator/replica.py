@@ -15,8 +15,9 @@ from palmette.errors import ContextLengthError
 from palmette.radix_cache.cache import RadixCache
 from palmette.radix_cache.eviction import POLICIES as EVICTION
 from palmette.radix_cache.slots import SlotPool
-from palmette.runtime.scheduler import Decision, Scheduler, Share
+from palmette.runtime.scheduler import Scheduler
 from palmette.runtime.settings import EngineSettings
+from palmette.runtime.shares import Decision, Share
 from palmette.runtime.simulator import leap
 from palmette.runtime.simulator.cost import Charge, Cost
 from palmette.runtime.simulator.job import SimulatedJob

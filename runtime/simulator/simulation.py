@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from palmette.errors import ArgumentError
-from palmette.runtime.scheduler import Decision
 from palmette.runtime.settings import EngineSettings
+from palmette.runtime.shares import Decision
 from palmette.runtime.simulator.cost import Cost
 from palmette.runtime.simulator.job import SimulatedJob
 from palmette.runtime.simulator.replica import Replica, Totals

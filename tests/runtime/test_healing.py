@@ -576,7 +576,7 @@ def test_the_same_tokens_in_every_schedule(list_tokenizer) -> None:
     ):
         with Engine.from_model(model, tokenizer, **options) as engine:
             # As if all outputs had been short lately: too much is let in.
-            engine._loop.call(lambda core: [core.scheduler.lengths.record(1) for _ in range(64)])
+            engine._loop.call(lambda core: [core.scheduler.outlook.lengths.record(1) for _ in range(64)])
             for _ in range(2):  # cold, warm
                 assert asyncio.run(answers(engine)) == alone, options
             assert engine.check_integrity() == []

@@ -15,11 +15,13 @@ from palmette.radix_cache.arrays import common_prefix
 from palmette.radix_cache.cache import RadixCache
 from palmette.radix_cache.slots import SlotPool
 from palmette.runtime.admission import Lengths, Need, greatest_growth
+from palmette.runtime.holds import IDLE_STEPS
 from palmette.runtime.job import Job, Span
 from palmette.runtime.line import PATIENCE
 from palmette.runtime.policies import POLICIES, FairShare
 from palmette.runtime.protocol import Usage
-from palmette.runtime.scheduler import Decision, Scheduler
+from palmette.runtime.scheduler import Scheduler
+from palmette.runtime.shares import Decision
 
 pytestmark = pytest.mark.tiny
 
@@ -170,7 +172,7 @@ def test_lengths_that_were_seen_let_more_jobs_in_and_preemption_makes_up_for_hop
     def run(seen: int) -> tuple[int, Scheduler]:
         s = scheduler(slots=200, max_step_tokens=64, max_running=64)
         for _ in range(64):
-            s.lengths.record(seen)
+            s.outlook.lengths.record(seen)
         jobs = [Counted([i] * 4, new=100, ends=60 if i == 7 else 5) for i in range(12)]
         add(s, *jobs)
         step(s)
@@ -185,7 +187,7 @@ def test_lengths_that_were_seen_let_more_jobs_in_and_preemption_makes_up_for_hop
     assert hopeful == 12
     s = scheduler(slots=60, max_step_tokens=64)
     for _ in range(64):
-        s.lengths.record(2)
+        s.outlook.lengths.record(2)
     told: list[Decision] = []
     s.log = told.append
     jobs = [Counted([i] * 6, new=40) for i in range(5)]
@@ -441,6 +443,68 @@ def test_holds_keep_others_out_until_nothing_runs_and_the_shortest_gives_way() -
     assert newcomer.done
     assert s.counters.dropped_holds == 1
     assert s.cache.peek([1] * 20) == 20
+
+
+def test_programs_that_sleep_do_not_slow_the_others_down() -> None:
+    def steps(hints: bool) -> int:
+        s = scheduler(slots=2000, max_running=64, max_step_tokens=256, hints=hints)
+        for number in range(40):
+            talk(s, f"sleeper {number}", [number] * 48)
+        add(s, *(Counted([1000 + number] * 20, new=50) for number in range(100)))
+        return finish(s)
+
+    with_hints, without = steps(True), steps(False)
+    assert with_hints < 1.5 * without
+
+
+def test_idle_holds_give_way_before_running_work_does() -> None:
+    s = scheduler(slots=100, max_running=8, max_step_tokens=64)
+    talk(s, "sleeper", [1] * 40)
+    for _ in range(IDLE_STEPS):
+        s.plan()
+    for _ in range(64):
+        s.outlook.lengths.record(2)
+    # Let in as if they made two tokens each; they make twenty.
+    add(s, *(Counted([number] * 10, new=20) for number in (3, 4, 5)))
+    finish(s)
+    assert s.counters.preemptions == 0
+    assert s.counters.dropped_holds == 1
+
+
+def test_nobody_gives_up_its_place_for_one_that_cannot_come_in_all_the_same() -> None:
+    s = scheduler(slots=100, max_running=8, max_step_tokens=128, policy="priority")
+    high = Counted([1] * 10, new=41, priority=5)
+    low = [Counted([2 + number] * 5, new=6) for number in range(4)]
+    add(s, high, *low)
+    step(s)
+    assert len(s.running) == 5
+    add(s, second := Counted([9] * 40, new=30, priority=5))
+    step(s)
+    assert second in s.waiting
+    assert s.counters.preemptions == 0
+    finish(s)
+
+
+def test_a_lack_of_places_drops_no_hold() -> None:
+    s = scheduler(slots=1000, max_running=1, policy="priority", max_step_tokens=64)
+    for number in range(5):
+        talk(s, f"program {number}", [number] * 10)
+    add(s, *(Counted([50 + number], new=20) for number in range(3)))
+    finish(s)
+    assert s.counters.dropped_holds == 0
+
+
+def test_a_budget_of_one_token_goes_to_each_in_turn() -> None:
+    s = scheduler(max_step_tokens=1)
+    long = Counted([1], new=300)
+    add(s, long)
+    prompt = Counted([2] * 20)
+    s.running.append(prompt)
+    prompt.lease = s.cache.match(prompt.shareable)
+    for _ in range(60):
+        step(s)
+    assert prompt.done
+    assert not long.done
 
 
 def test_programs_that_take_turns_in_a_small_pool_are_brought_to_their_ends() -> None:

@@ -185,7 +185,7 @@ class Rig:
         if hopeful:
             # As if all outputs had been short lately: too much is let in, and preemption has to make up for it.
             for _ in range(64):
-                self.core.scheduler.lengths.record(1)
+                self.core.scheduler.outlook.lengths.record(1)
 
     def ask(self, what: GenerateRequest | ScoreRequest) -> Asked:
         asked = Asked(what)

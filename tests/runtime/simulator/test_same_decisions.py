@@ -21,8 +21,8 @@ from palmette.runtime.job import Job
 from palmette.runtime.models.tiny import tiny_model
 from palmette.runtime.policies import POLICIES
 from palmette.runtime.protocol import GenerateRequest, SamplingParams
-from palmette.runtime.scheduler import Decision
 from palmette.runtime.settings import EngineSettings
+from palmette.runtime.shares import Decision
 from palmette.runtime.simulator import Arrival, FixedCost, Simulation
 from palmette.runtime.tokenizer import Tokenizer
 
