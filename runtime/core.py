@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,7 +29,8 @@ from palmette.runtime.tier import KVTier
 
 @dataclass(slots=True)
 class Counters:
-    """What the engine has done since it started. They only grow."""
+    """What the engine has done since it started. They only grow. requests: samples and scores that were let into the
+    engine; each ends as one of finished, failed (by an error) and cancelled."""
 
     requests: int = 0
     steps: int = 0
@@ -100,8 +102,12 @@ class EngineCore:
                 job.fail(_broken("the beginning of a request", error))
         if job.done:
             self._end(job)
-        else:
+            return
+        try:
             self.scheduler.add(job)
+        except Exception as error:
+            job.fail(_broken("the beginning of a request", error))
+            raise
 
     def step(self, *, patient: bool = False) -> bool:
         """One pass: plan, compute, draw, commit. False where nothing could be done: with `patient`, that is also where
@@ -132,9 +138,13 @@ class EngineCore:
 
     def fail_all(self, error: BaseException) -> None:
         """End every job with `error`."""
-        for job in [*self.scheduler.running, *self.scheduler.waiting]:
+        jobs = [*self.scheduler.running, *self.scheduler.waiting]
+        for job in jobs:
             job.fail(error)
-            self._end(job)
+        for job in jobs:
+            # All are answered. The bookkeeping may be what broke; what it cannot take back goes with the engine.
+            with suppress(Exception):
+                self._end(job)
 
     def check_integrity(self) -> list[str]:
         """Faults of slots and tree in words; [] when all is sound."""
@@ -149,12 +159,11 @@ class EngineCore:
     def _abort_cancelled(self) -> None:
         for job in [*self.scheduler.running, *self.scheduler.waiting]:
             if job.cancelled and not job.done:
-                self.counters.cancelled += 1
                 if isinstance(job, GenerateJob):
                     job.finish("cancelled")
                 else:
                     job.fail(Cancelled("the score request was cancelled"))
-                self._end(job)
+                self._end(job, given_up=True)
 
     def _unstick(self, patient: bool) -> bool:
         """Nobody could be served. Where programs hold what is needed, a hold gives way; where a job cannot get its
@@ -199,10 +208,13 @@ class EngineCore:
         at = 0
         for share, spans in work:
             job, rows = share.job, [row for span in spans for row in span.rows]
+            computed = job.computed
             try:
                 self._advance(share, drawn.get(job), rows, read[at : at + len(rows)])
             except Exception as error:
                 job.fail(_broken("a request", error))
+                if job.computed == computed:
+                    self.scheduler.drop(share)
             at += len(rows)
             if job.done:
                 self._end(job)
@@ -217,9 +229,14 @@ class EngineCore:
             self.counters.sampled_tokens += 1
         job.go_on(drawn)
 
-    def _end(self, job: Job) -> None:
-        """Hand back all that a finished job holds, and answer."""
-        self.scheduler.finish(job)
+    def _end(self, job: Job, *, given_up: bool = False) -> None:
+        """Hand back all that a finished job holds, and answer. given_up: its caller wants nothing more of it."""
+        try:
+            self.scheduler.finish(job)
+        except Exception as error:
+            # It is in nobody's list any more: whoever ends the rest would not find it.
+            job.fail(_broken("the end of a request", error))
+            raise
         if not job.goes_on:
             self.counters.cached_tokens += job.cached
         if isinstance(job, GenerateJob):
@@ -229,7 +246,9 @@ class EngineCore:
                     job.group.finish(job.output(time.monotonic()))
                 except Exception as error:
                     job.fail(_broken("the end of a request", error))
-        if job.failed:
+        if given_up:
+            self.counters.cancelled += 1
+        elif job.failed:
             self.counters.failed += 1
         else:
             self.counters.finished += 1

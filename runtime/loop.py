@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TypeVar
 
 from palmette.errors import BackendError
@@ -34,6 +35,7 @@ class EngineLoop:
         self._lock = threading.RLock()
         self._ended = False
         self._held_up_since = 0.0
+        self._failure: BackendError | None = None
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="palmette-engine", daemon=True)
         self._thread.start()
@@ -100,28 +102,36 @@ class EngineLoop:
 
     def _run(self) -> None:
         while self._open:
-            if not self._core.busy:
-                self._inbox.get()()
-            self._drain()
-            if self._core.busy and self._open:
-                self._step()
+            try:
+                if not self._core.busy:
+                    self._inbox.get()()
+                self._drain()
+                if self._core.busy and self._open:
+                    self._step()
+            except Exception as error:
+                self._break_down(error)
         with self._lock:
             self._ended = True
-        self._drain()
+        while not self._inbox.empty():
+            # What came too late, too, is answered: where it cannot even begin, by its own failure.
+            with suppress(Exception):
+                self._drain()
+        if self._failure is not None:
+            self._core.fail_all(self._failure)
         self._core.close()
 
     def _step(self) -> None:
-        try:
-            if self._core.step(patient=True):
-                self._held_up_since = 0.0
-            else:
-                self._wait_for_programs()
-        except Exception as error:
-            # The bookkeeping itself broke. Nobody may be left waiting, and no later request may build on it.
-            failure = BackendError(f"the engine broke down: {error!r}", hint="make a new Engine; please report this")
-            failure.__cause__ = error
-            self._open = False
-            self._core.fail_all(failure)
+        if self._core.step(patient=True):
+            self._held_up_since = 0.0
+        else:
+            self._wait_for_programs()
+
+    def _break_down(self, error: Exception) -> None:
+        """The bookkeeping itself broke. Nobody may be left waiting, and no later request may build on it."""
+        failure = BackendError(f"the engine broke down: {error!r}", hint="make a new Engine; please report this")
+        failure.__cause__ = error
+        self._failure = failure
+        self._open = False
 
     def _wait_for_programs(self) -> None:
         """What programs hold keeps out whoever waits. Most are about to go on: what they ask, or leave, comes first;

@@ -152,3 +152,16 @@ def test_counters_only_grow(tiny_engine: Make) -> None:
     assert before["cache"]["evicted_tokens"] > 0
     assert before["prompt_tokens"] == 6 * 2 * 100
     assert before["sampled_tokens"] > 12
+
+
+def test_each_request_is_counted_under_one_outcome(tiny_engine: Make) -> None:
+    engine = tiny_engine()
+    engine.generate("finished", max_tokens=2)
+    stream = engine.generate("given up", max_tokens=2000, ignore_eos=True, stream=True)
+    next(stream)
+    stream.close()
+    deadline = time.monotonic() + 10
+    while engine.stats()["running"]:
+        assert time.monotonic() < deadline
+    counts = engine.stats()
+    assert [counts[name] for name in ("requests", "finished", "failed", "cancelled")] == [2, 1, 0, 1]
