@@ -17,7 +17,6 @@ import torch
 from palmette.arguments import flag, integer, unknown_keyword
 from palmette.errors import ArgumentError, CapabilityError
 from palmette.radix_cache.disk import DiskTier
-from palmette.radix_cache.lease import Lease
 from palmette.runtime import options
 from palmette.runtime.core import EngineCore
 from palmette.runtime.group import Group
@@ -293,34 +292,12 @@ class Engine:
         if many:
             raise TypeError("pin takes one prompt, not a list")
         tokens = prompt_tokens(self.tokenizer, prompts[0])
-        leases: list[Lease] = []
-
-        def keep(core: EngineCore) -> None:
-            # What is running was promised its slots.
-            most = max((job.peak for job in (*core.scheduler.running, *core.scheduler.waiting)), default=0)
-            if most > self.kv_tokens - self._pins.total:
-                raise ArgumentError(
-                    f"pin(): a request in progress may need {most} of {self.kv_tokens} KV slots",
-                    hint="pin before such requests, or give the engine more kv_tokens",
-                )
-            # Here and not by the caller, who may be interrupted: what is released comes after.
-            leases.append(core.cache.pin(tokens, namespace))
-
-        def release(prefix: PinnedPrefix) -> None:
-            if self._pins.remove(prefix):
-                self._loop.post(lambda core: [lease.release() for lease in leases])
-
-        pinned = PinnedPrefix(tokens, namespace, release)
-        self._pins.add(pinned)
-        try:
-            # What was computed may be gone again before it is pinned, but not for ever.
-            while not leases or leases[-1].length < len(tokens):
-                self.generate(list(tokens), max_tokens=0, namespace=namespace)
-                self._loop.call(keep)
-        except BaseException:
-            release(pinned)
-            raise
-        return pinned
+        return self._pins.pin(
+            tokens,
+            namespace,
+            loop=self._loop,
+            compute=partial(self.generate, list(tokens), max_tokens=0, namespace=namespace),
+        )
 
     def flush_cache(self) -> int:
         """Forget every cached prefix that no request is using; the number of tokens freed."""
@@ -385,9 +362,13 @@ class Engine:
 
     def _stream(self, request: GenerateRequest) -> Stream:
         def start(emit: Callable[[Event], None]) -> Callable[[], None]:
-            return partial(self._intake.cancel, self._intake.generate(request, emit))
+            # By the engine, not its intake: as long as somebody reads, it is not closed for being forgotten.
+            return partial(self._cancel, self._intake.generate(request, emit))
 
         return Stream(start)
+
+    def _cancel(self, group: Group) -> None:
+        self._intake.cancel(group)
 
     async def _astream(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         async for event in self.submit(request):

@@ -123,7 +123,9 @@ class Intake:
         try:
             patterns = [self._stops.compile(pattern) for pattern in request.params.stop_regex]
             compiled = self._compiler.compile(request.constraint) if request.constraint is not None else None
-            self._set_out(replace(prepared, patterns=patterns, compiled=compiled))
+            # Anew, as somebody may have pinned slots meanwhile.
+            room = self._room(prepared.prompt, request.namespace, request.params.max_tokens)
+            self._set_out(replace(prepared, patterns=patterns, compiled=compiled, new_tokens=room))
         except Exception as error:
             prepared.group.fail(error)
 

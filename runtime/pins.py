@@ -7,6 +7,9 @@ from threading import Lock
 from types import TracebackType
 
 from palmette.errors import ArgumentError
+from palmette.radix_cache.lease import Lease
+from palmette.runtime.core import EngineCore
+from palmette.runtime.loop import EngineLoop
 
 # Pins together may take at most one in so many of the KV slots, so that requests always have room.
 _SHARE = 2
@@ -46,40 +49,80 @@ class Pins:
     """All pinned prefixes of an engine, so that requests are not promised their slots. Used from any thread."""
 
     def __init__(self, kv_tokens: int) -> None:
-        self._limit = kv_tokens // _SHARE
+        self._kv_tokens = kv_tokens
         self._pinned: set[PinnedPrefix] = set()
         self._lock = Lock()
 
-    def add(self, prefix: PinnedPrefix) -> None:
-        """ArgumentError where the pins together would take too much."""
+    def pin(
+        self, tokens: Sequence[int], namespace: str, *, loop: EngineLoop, compute: Callable[[], object]
+    ) -> PinnedPrefix:
+        """Pin a prefix, whose KV `compute` brings into the cache. ArgumentError where pins would take too much."""
+        leases: list[Lease] = []
+
+        def keep(core: EngineCore) -> None:
+            self._check(core)
+            # Here and not by the caller, who may be interrupted: what is released comes after.
+            leases.append(core.cache.pin(tokens, namespace))
+
+        def release(prefix: PinnedPrefix) -> None:
+            if self._remove(prefix):
+                loop.post(lambda core: [lease.release() for lease in leases])
+
+        pinned = PinnedPrefix(tokens, namespace, release)
+        self._add(pinned)
+        try:
+            # First, too: beside a request that may need all slots, the prefix would wait for its end to be computed.
+            loop.call(self._check)
+            # What was computed may be gone again before it is pinned, but not for ever.
+            while not leases or leases[-1].length < len(tokens):
+                compute()
+                loop.call(keep)
+        except BaseException:
+            release(pinned)
+            raise
+        return pinned
+
+    def beside(self, tokens: Sequence[int], namespace: str) -> int:
+        """How many slots are pinned that these tokens do not begin with."""
         with self._lock:
-            taken = sum(other.tokens for other in self._pinned)
-            if taken + prefix.tokens > self._limit:
+            return _slots([p for p in self._pinned if p.namespace != namespace or not _begins(tokens, p.ids)])
+
+    def _check(self, core: EngineCore) -> None:
+        """What is in progress was promised its slots."""
+        for job in (*core.scheduler.running, *core.scheduler.waiting):
+            if job.peak > self._kv_tokens - self.beside(job.tokens[: job.length].tolist(), job.namespace):
                 raise ArgumentError(
-                    f"pin(): {prefix.tokens} tokens and the {taken} that are pinned already are more than half of the "
-                    "KV cache",
+                    f"pin(): a request in progress may need {job.peak} of {self._kv_tokens} KV slots",
+                    hint="pin before such requests, or give the engine more kv_tokens",
+                )
+
+    def _add(self, prefix: PinnedPrefix) -> None:
+        with self._lock:
+            together = _slots([*self._pinned, prefix])
+            if together > self._kv_tokens // _SHARE:
+                raise ArgumentError(
+                    f"pin(): with these {prefix.tokens} tokens {together} would be pinned, more than half of the KV "
+                    "cache",
                     hint="release a pin, or give the engine more kv_tokens",
                 )
             self._pinned.add(prefix)
 
-    @property
-    def total(self) -> int:
-        """Tokens of all pinned prefixes, shared ones counted with each."""
-        with self._lock:
-            return sum(prefix.tokens for prefix in self._pinned)
-
-    def remove(self, prefix: PinnedPrefix) -> bool:
-        """Whether it was there."""
+    def _remove(self, prefix: PinnedPrefix) -> bool:
         with self._lock:
             there = prefix in self._pinned
             self._pinned.discard(prefix)
             return there
 
-    def beside(self, tokens: Sequence[int], namespace: str) -> int:
-        """How many slots are pinned by prefixes that do not begin these tokens (shared ones counted with each pin)."""
-        with self._lock:
-            return sum(
-                prefix.tokens
-                for prefix in self._pinned
-                if prefix.namespace != namespace or tuple(tokens[: prefix.tokens]) != prefix.ids
-            )
+
+def _slots(pinned: Sequence[PinnedPrefix]) -> int:
+    """At most so many slots lie under the pins; one that begins another takes none of its own."""
+    distinct = {(prefix.namespace, prefix.ids) for prefix in pinned}
+    return sum(
+        len(ids)
+        for namespace, ids in distinct
+        if not any(other != ids and room == namespace and _begins(other, ids) for room, other in distinct)
+    )
+
+
+def _begins(tokens: Sequence[int], prefix: Sequence[int]) -> bool:
+    return tuple(tokens[: len(prefix)]) == tuple(prefix)

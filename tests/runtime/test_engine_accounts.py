@@ -11,6 +11,7 @@ import pytest
 import palmette as pt
 from palmette.errors import ArgumentError, CapabilityError, ContextLengthError, PalmetteError
 from palmette.runtime.engine import Engine
+from palmette.runtime.models.tiny import tiny_model
 
 pytestmark = pytest.mark.tiny
 
@@ -63,6 +64,52 @@ def test_a_pinned_prefix_survives_flushes_and_pressure(tiny_engine: Make) -> Non
     pinned.release()
     engine.generate("x" * 590, max_tokens=1)
     assert engine.generate(PAGE, max_tokens=1).usage.cached_tokens < 100
+
+
+def test_pins_take_nothing_from_what_was_promised(tiny_engine: Make) -> None:
+    engine = tiny_engine(kv_tokens=600)
+    stream = engine.generate(PAGE, max_tokens=None, ignore_eos=True, stream=True)
+    next(stream)
+    # The request's own beginning, and a part of it, are no others' slots.
+    with engine.pin(PAGE), engine.pin(PAGE[:100]):
+        with pytest.raises(ArgumentError, match="in progress"):
+            engine.pin("z" * 50)
+        assert sum(len(chunk.tokens) for chunk in stream) > 300
+    with engine.pin(PAGE), engine.pin(PAGE[:200]), engine.pin("z" * 40):
+        pass
+    assert engine.stats()["kv_evictable"] == engine.stats()["kv_cached"]
+
+
+def test_a_pin_during_a_compile_takes_no_promised_slots(tiny_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny_engine(kv_tokens=600)
+    compiling, pinned = threading.Event(), threading.Event()
+    compile = engine._intake._compiler.compile
+
+    def slowly(constraint: object) -> object:
+        compiling.set()
+        assert pinned.wait(20)
+        return compile(constraint)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine._intake._compiler, "compile", slowly)
+    answer: list[object] = []
+    asking = threading.Thread(
+        target=lambda: answer.append(engine.generate("x", regex="a{500}", max_tokens=590, temperature=0))
+    )
+    asking.start()
+    assert compiling.wait(20)
+    with engine.pin("b" * 290):
+        pinned.set()
+        asking.join()
+    assert [out.finish_reason for out in answer] == ["length"]  # type: ignore[attr-defined]
+
+
+def test_a_stream_keeps_its_engine(tiny_engine: Make) -> None:
+    def stream() -> object:
+        return Engine.from_model(*tiny_model(0), kv_tokens=500).generate(
+            "a", max_tokens=9, ignore_eos=True, stream=True
+        )
+
+    assert sum(len(chunk.tokens) for chunk in stream()) == 9  # type: ignore[attr-defined]
 
 
 def test_pins_need_a_cache(tiny_engine: Make) -> None:
