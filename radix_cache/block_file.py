@@ -82,6 +82,13 @@ class Block(NamedTuple):
         return self.end - self.name.start
 
 
+class State(NamedTuple):
+    """What tells a file from itself after a change: its number, and when its bytes changed last, in ns."""
+
+    number: int
+    written: int
+
+
 class Kind(NamedTuple):
     """What all blocks of a tier have in common."""
 
@@ -167,10 +174,17 @@ def read_ids(folder: Path, name: Name, kind: Kind) -> bytes:
         return _ids(file.read(_HEADER.size + kind.block * INT), name, kind)
 
 
-def map_block(folder: Path, name: Name, kind: Kind, trusted: int | None) -> tuple[Bytes, int]:
-    """The rows of a block, uint8[n, bytes_per_token], read only and mapped into memory, and the number of its file.
+def make_private(folder: Path) -> None:
+    """Make a folder and those above it, for this user only: `mkdir` gives its mode to the last one alone."""
+    if not folder.exists():
+        make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
 
-    `trusted`: that number, of the file that was checked before; another file is checked as a whole. Raises BadBlock
+
+def map_block(folder: Path, name: Name, kind: Kind, trusted: State | None) -> tuple[Bytes, State]:
+    """The rows of a block, uint8[n, bytes_per_token], read only and mapped into memory, and the state of its file.
+
+    `trusted`: that state, of the file when it was checked; any other is checked as a whole. Raises BadBlock
     where anything is wrong, and OSError where there is no reading. The rows stay readable when the file is deleted.
     """
     with open(folder / name.file, "rb") as file:
@@ -182,9 +196,10 @@ def map_block(folder: Path, name: Name, kind: Kind, trusted: int | None) -> tupl
         whole: Bytes = np.memmap(file, dtype=np.uint8, mode="r").view(np.ndarray)
     if whole.size != state.st_size:
         raise BadBlock("it changed while it was opened")
-    if state.st_ino != trusted and zlib.crc32(whole[_CHECKED_FROM:].data) != int.from_bytes(head[8:12], "little"):
+    now = State(state.st_ino, state.st_mtime_ns)
+    if now != trusted and zlib.crc32(whole[_CHECKED_FROM:].data) != int.from_bytes(head[8:12], "little"):
         raise BadBlock("the checksum is another one")
-    return whole[rows_from(n) :].reshape(n, kind.bytes_per_token), state.st_ino
+    return whole[rows_from(n) :].reshape(n, kind.bytes_per_token), now
 
 
 def _ids(head: bytes, name: Name, kind: Kind) -> bytes:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from palmette.radix_cache.block_file import Block, Bytes, Name, parse, write_block
+from palmette.radix_cache.block_file import Block, Bytes, Name, make_private, parse, write_block
 from palmette.radix_cache.shelf import Quota, Shelf
 
 _log = logging.getLogger("palmette")
@@ -156,7 +156,7 @@ class Writer:
             if not room.enough:
                 return
             folder = self._shelf.path(block.name).parent
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(folder)
             size = write_block(folder, block, rows, self._shelf.kind)
             written.append(block)
             self._quota.note(size)

@@ -27,6 +27,7 @@ from palmette.radix_cache.block_file import (
     Bytes,
     Kind,
     Name,
+    State,
     folder_of,
     is_temporary,
     map_block,
@@ -37,6 +38,9 @@ from palmette.radix_cache.block_file import (
 
 # A folder that changed less than so long ago, in ns, may change again without a change of its time.
 _SETTLED = 1_000_000_000
+# A folder of more files than so many is not looked at again for so many times as long as that took.
+_MANY = 256
+_RESTS = 30
 
 
 class _Family:
@@ -77,8 +81,10 @@ class Shelf:
         # The folders as last seen: when they had changed last, and the blocks in them.
         self._changed: dict[str, int] = {}
         self._files: dict[str, set[Name]] = {}
-        # The numbers of the files whose checksums were right.
-        self._trusted: dict[Name, int] = {}
+        # When a folder may be looked at again.
+        self._due: dict[str, float] = {}
+        # The files whose checksums were right, as they were then.
+        self._trusted: dict[Name, State] = {}
         # Those that are no good and would not be removed.
         self._bad: set[Name] = set()
         for number in range(256):
@@ -116,14 +122,14 @@ class Shelf:
         """The rows of a block, uint8[n, bytes_per_token], read only and mapped into memory. Raises BadBlock or OSError
         where there are none or they are not right; such a block is not on the shelf any more."""
         try:
-            rows, number = map_block(self.path(name).parent, name, self.kind, self._trusted.get(name))
+            rows, state = map_block(self.path(name).parent, name, self.kind, self._trusted.get(name))
         except BadBlock:
             self.remove(name)
             raise
         except OSError:
             self.drop(name)
             raise
-        self._trusted[name] = number
+        self._trusted[name] = state
         return rows
 
     def add(self, block: Block) -> None:
@@ -162,14 +168,27 @@ class Shelf:
         now = time.time_ns()
         for name in names:
             try:
+                before = os.stat(self.path(name))
                 os.utime(self.path(name), ns=(now, now))
+                trusted = State(before.st_ino, before.st_mtime_ns)
+                if self._trusted.get(name) == trusted:
+                    # It was ours to change the time.
+                    self._trusted[name] = trusted._replace(written=now)
             except FileNotFoundError:
                 self.drop(name)
             except OSError:
                 return  # a folder that is only to be read
 
     def _look(self, folder: str, *, first: bool = False) -> None:
-        """See what is in a folder, if it may have changed."""
+        """See what is in a folder, if it may have changed.
+
+        A folder of thousands of blocks (all that follow one system prompt lie in one) takes long to list, and whoever
+        writes there changes it all the time. So a share of the time at most goes into looking; until then, what others
+        wrote is not known yet, and what they deleted is a miss when it is read.
+        """
+        begun = time.monotonic()
+        if begun < self._due.get(folder, 0.0):
+            return
         try:
             changed = os.stat(self.folder / folder).st_mtime_ns
             if self._changed.get(folder) == changed:
@@ -184,6 +203,8 @@ class Shelf:
             self.drop(name)
         for name in names - known:
             self._enter(name)
+        end = time.monotonic()
+        self._due[folder] = end + (end - begun) * _RESTS if len(files) > _MANY else 0.0
         if first:
             for file in filter(is_temporary, files):
                 remove_if_stale(self.folder / folder / file)

@@ -128,6 +128,8 @@ class FairShare(FirstCome):
     looks = False
 
     PROMPT, OUTPUT = 1, 2
+    # How many tenants are remembered before those that have nothing to their account are forgotten.
+    _MOST = 4096
 
     def __init__(self) -> None:
         self.counters: dict[str, int] = {}
@@ -156,12 +158,16 @@ class FairShare(FirstCome):
         tenants = {other.tenant for other in waiting if other is not job}
         if job.tenant not in tenants:
             level = min((self.counters.get(name, 0) for name in tenants), default=self.counters.get(self._last, 0))
+            if len(self.counters) > self._MOST:
+                # Who is level with a newcomer, or below, loses nothing by being taken for one.
+                self.counters = {name: count for name, count in self.counters.items() if count > level}
             self.counters[job.tenant] = max(self.counters.get(job.tenant, 0), level)
 
     def served(self, job: Job, prompt: int, output: int) -> None:
         cost = self.PROMPT * prompt + self.OUTPUT * output
         self.counters[job.tenant] = self.counters.get(job.tenant, 0) + cost
-        self._last = job.tenant
+        if prompt:
+            self._last = job.tenant  # it left the line
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {

@@ -126,6 +126,7 @@ class Scheduler:
         """Take a job out: what it computed goes into the tree, everything else back to the pool."""
         if job in self.running:
             self.running.remove(job)
+            self._charge_rest(job)
             self._keep(job)
             if job.generates and job.length > job.prompt_length and not (job.failed or job.cancelled):
                 self.outlook.lengths.record(job.length - job.prompt_length)
@@ -135,6 +136,12 @@ class Scheduler:
             self._let_go(job)
         self._blocked = None
         self._say("finish", job, job.length)
+
+    def _charge_rest(self, job: Job) -> None:
+        """The output that was made and will not be computed any more, its last token at least, counts as well."""
+        if job.generates:
+            charged = max(job.computed, job.lost, job.prompt_length)
+            self.policy.served(job, 0, max(0, job.length - charged))
 
     def leave(self, family: str) -> None:
         """A program run sends no more requests: what was kept for it may go."""

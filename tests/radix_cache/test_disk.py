@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from palmette.errors import ArgumentError
-from palmette.radix_cache import DiskTier, block_file, disk_writer
+from palmette.radix_cache import DiskTier, block_file, disk_writer, shelf
 
 WIDTH = 24
 BLOCK = 8
@@ -750,3 +750,58 @@ def test_counters(tmp_path):
     assert stats.written_tokens == 10 + 8 and stats.hit_tokens == 7 and stats.read_bytes == 7 * WIDTH
     assert stats.written_bytes - stats.evicted_bytes == size(tmp_path) and stats.evicted_bytes > 0
     assert stats.corrupt == stats.dropped_tokens == 0
+
+
+def test_a_file_that_is_changed_in_place_is_checked_anew(tmp_path):
+    tier, tokens = make(tmp_path), list(range(20))
+    put(tier, tokens)
+    for _ in range(3):
+        assert tier.read(tokens, "", 0, 20) is not None
+    path = names(tier)[16]
+    with open(path, "r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-3, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    assert tier.read(tokens, "", 0, 20) is None
+    assert tier.stats.corrupt == 1
+
+
+def test_what_was_checked_is_not_checked_again_for_being_used(tmp_path, monkeypatch):
+    tier, tokens = make(tmp_path), list(range(20))
+    put(tier, tokens)
+    assert tier.read(tokens, "", 0, 20) is not None
+    monkeypatch.setattr(block_file.zlib, "crc32", lambda *_: pytest.fail("read once more for its checksum"))
+    for _ in range(3):
+        assert tier.read(tokens, "", 0, 20) is not None
+
+
+def test_a_folder_that_was_deleted_comes_back_as_private_as_it_was(tmp_path):
+    folder = tmp_path / "cache"
+    tier = make(folder)
+    put(tier, list(range(20)))
+    shutil.rmtree(folder)
+    put(tier, list(range(40, 60)))
+    made = [folder, *(path for path in folder.rglob("*") if path.is_dir())]
+    assert len(made) >= 3
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
+
+
+def test_a_folder_of_many_blocks_is_not_listed_at_each_request(tmp_path, monkeypatch):
+    """All that follows one prompt lies in one folder, which each write of ours changes."""
+    tier, page = make(tmp_path, block=4), [7] * 4
+    listed = []
+    listdir = os.listdir
+    monkeypatch.setattr(shelf.os, "listdir", lambda path: listed.append(path) or listdir(path))
+    for number in range(600):
+        put(tier, [*page, number, number, number, number])
+    assert holds(tier, [*page, 5, 5, 5, 5]) == 8
+    listed.clear()
+    begun = time.monotonic()
+    for number in range(200):
+        put(tier, [*page, 1000 + number, 1, 1, 1])
+        assert holds(tier, [*page, 1000 + number, 1, 1, 1]) == 8
+    # Every look is followed by a rest, so that they take a small part of the time.
+    assert len(listed) < 200
+    assert holds(make(tmp_path, block=4), [*page, 1199, 1, 1, 1]) == 8
+    assert time.monotonic() - begun < 60

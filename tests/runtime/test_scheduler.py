@@ -385,6 +385,15 @@ def test_fair_shares_beat_first_come_for_whoever_asks_little() -> None:
     assert wait("fair") < 20 < wait("fcfs")
 
 
+@pytest.mark.parametrize("new", [1, 2, 5])
+def test_each_prompt_token_counts_once_and_each_output_token_twice(new: int) -> None:
+    s = scheduler(policy="fair", max_step_tokens=64)
+    assert isinstance(s.policy, FairShare)
+    add(s, Counted([1] * 7, new=new, tenant="a"))
+    finish(s)
+    assert s.policy.counters["a"] == 7 + 2 * new
+
+
 def test_a_tenant_does_not_save_up_claims_while_it_is_away() -> None:
     policy = FairShare()
     policy.served(Counted([1], tenant="busy"), 1000, 0)
