@@ -87,13 +87,18 @@ class Outlook:
         self.lengths = Lengths()
         self._cache = cache
 
-    def fits(self, job: Job, cached: int, running: Sequence[Job], room: int) -> bool:
-        """Whether `room` slots do for a job, of which `cached` tokens are there, beside those that run."""
-        if job.peak - cached + sum([other.peak - other.computed for other in running]) <= room:
+    def fits(self, job: Job, cached: int, running: Sequence[Job], owed: int, room: int) -> bool:
+        """Whether `room` slots do for a job, of which `cached` tokens are there, beside those that run and are `owed`
+        so many."""
+        if job.peak - cached + owed <= room:
             return True
         needs = [Need(job.length - cached, self.lengths.later(job), 0)]
         needs += (Need(other.remaining, self.lengths.later(other), self.held_by(other)) for other in running)
         return greatest_growth(needs) <= room
+
+    def owed(self, running: Sequence[Job]) -> int:
+        """The most slots that jobs can take beyond those that they have."""
+        return sum([job.peak - job.computed for job in running])
 
     def held_by(self, job: Job) -> int:
         """Slots that nobody but the job holds."""

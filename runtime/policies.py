@@ -17,11 +17,12 @@ Look: TypeAlias = Callable[[Job], Found]
 class Policy(Protocol):
     """Jobs are told apart by nothing but their own fields, so that a simulation orders them as the engine does.
 
-    ages: whether jobs that others were let in before too often go first. looks: whether `order` asks the tree.
+    ages: whether jobs that others were let in before too often go first. looks: how many jobs `order` puts in order by
+    what the tree has of them; 0 where it does not ask.
     """
 
     ages: bool
-    looks: bool
+    looks: int
 
     def order(self, waiting: Sequence[Job], look: Look) -> Iterable[Job]:
         """The waiting jobs (given in order of arrival), the first to be let in first."""
@@ -44,7 +45,7 @@ class FirstCome:
     """Whoever came first."""
 
     ages = False
-    looks = False
+    looks = 0
 
     def order(self, waiting: Sequence[Job], look: Look) -> Iterable[Job]:
         return waiting
@@ -73,7 +74,7 @@ class LongestPrefix(FirstCome):
     depth-first order over their tree, which computes every prefix once)."""
 
     ages = True
-    looks = True
+    looks = 1024
 
     def order(self, waiting: Sequence[Job], look: Look) -> Iterable[Job]:
         return sorted(waiting, key=lambda job: -look(job).length)
@@ -84,7 +85,7 @@ class DepthFirst(FirstCome):
     waiting jobs go through; a branch's own jobs after those that go on below it."""
 
     ages = True
-    looks = True
+    looks = 256
 
     def __init__(self) -> None:
         self._last: Job | None = None
@@ -125,7 +126,7 @@ class FairShare(FirstCome):
     cached prompt tokens nothing. Tenants with work waiting stay within a constant of each other in what they got."""
 
     ages = False
-    looks = False
+    looks = 0
 
     PROMPT, OUTPUT = 1, 2
     # How many tenants are remembered before those that have nothing to their account are forgotten.

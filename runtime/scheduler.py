@@ -14,52 +14,21 @@ arrives.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from palmette.radix_cache.cache import RadixCache
 from palmette.radix_cache.lease import Lease
+from palmette.radix_cache.tier import Tier
 from palmette.runtime.admission import Outlook
 from palmette.runtime.holds import Holds
 from palmette.runtime.job import Job
 from palmette.runtime.line import Line
 from palmette.runtime.policies import POLICIES
-from palmette.runtime.shares import Decision, Share, size, spread
+from palmette.runtime.shares import Decision, SchedulerCounters, Share, size, spread
 
 # For so many steps a job runs alone before a hold gives way: the next request of a program is likely on its way.
 _GRACE_STEPS = 3
-
-
-class Tier(Protocol):
-    """KV that is kept elsewhere, and can be brought back into slots."""
-
-    def find(self, tokens: np.ndarray, namespace: str) -> int:
-        """Length of the longest prefix that is stored."""
-        ...
-
-    def load(self, tokens: np.ndarray, namespace: str, start: int, slots: np.ndarray) -> bool:
-        """Bring the KV of tokens[start : start + len(slots)] into the slots; False where it is gone."""
-        ...
-
-    def store(self, tokens: np.ndarray, namespace: str, slots: np.ndarray) -> None:
-        """Take a copy of the KV of the tokens, of which slots[i] holds that of token i."""
-        ...
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """What the scheduler has done since the start; they only grow. recomputed_tokens: computed once more after a
-    preemption. restored_tokens: brought back from a tier. dropped_holds: holds that gave way to requests.
-    kv_peak: the most KV slots that requests and holds had at once."""
-
-    admissions: int = 0
-    preemptions: int = 0
-    recomputed_tokens: int = 0
-    restored_tokens: int = 0
-    dropped_holds: int = 0
-    kv_peak: int = 0
 
 
 class Scheduler:
@@ -197,13 +166,14 @@ class Scheduler:
     def commit(self, share: Share) -> None:
         """The tokens of a share are computed: a prompt goes into the tree as far as it is, for siblings to take."""
         job, n = share
-        again = max(0, min(job.lost - job.computed, n))
+        before, job.computed = job.computed, job.computed + n
+        again = max(0, min(job.lost - before, n)) if job.lost else 0
         self.counters.recomputed_tokens += again
         # The tokens behind the prompt are output; each counts when it is computed, once.
-        self.policy.served(job, 0, max(0, min(n - again, job.computed + n - job.prompt_length)))
-        was_prefilling = job.prefilling
-        job.computed += n
-        if not was_prefilling:
+        output = min(n - again, job.computed - job.prompt_length)
+        if output > 0:
+            self.policy.served(job, 0, output)
+        if before >= job.prompt_length:
             return
         known = min(job.computed, job.prompt_length)
         job.lease = self.cache.insert(
@@ -231,16 +201,23 @@ class Scheduler:
             return budget
         planned = size(shares)
         candidates = self.line.order()
+        prefilling = [job for job in self.running if job.prefilling]
+        owed = self.outlook.owed(self.running)
         while budget > 0 and (candidate := next(candidates, None)) is not None:
             job, late = candidate
             # A late job goes first whatever it costs, or others could be let in before it for ever.
-            if not late and self.line.waits_for_sibling(job, self.running):
+            if not late and self.line.waits_for_sibling(job, prefilling):
                 continue
-            while len(self.running) >= self.max_running or not self._admit(job, planned):
+            while len(self.running) >= self.max_running or not self._admit(job, planned, owed):
                 if not self._take_over(job, shares):
                     self._blocked, self._short = job, len(self.running) < self.max_running
                     return budget
                 planned = size(shares)
+                prefilling = [other for other in self.running if other.prefilling]
+                owed = self.outlook.owed(self.running)
+            owed += job.peak - job.computed
+            if job.prefilling:
+                prefilling.append(job)
             n = min(job.remaining, budget)
             shares.append(Share(job, n))
             planned += n
@@ -249,10 +226,10 @@ class Scheduler:
                 candidates = self.line.order()
         return budget
 
-    def _admit(self, job: Job, planned: int) -> bool:
+    def _admit(self, job: Job, planned: int, owed: int) -> bool:
         """Let the job in, with what tree and tier have of its tokens, if the slots that it may need are to be had.
-        `planned`: slots that this step is going to take."""
-        lease = self._lease(job, planned)
+        planned: slots that this step is going to take. owed: those that the running jobs may come to need."""
+        lease = self._lease(job, planned, owed)
         if lease is None:
             return False
         if self.tier is not None:
@@ -270,13 +247,13 @@ class Scheduler:
         self._say("admit", job, lease.length)
         return True
 
-    def _lease(self, job: Job, planned: int) -> Lease | None:
+    def _lease(self, job: Job, planned: int, owed: int) -> Lease | None:
         """What the tree has of the job's tokens, if all that it needs beyond is to be had."""
         # Looked up without a lease first: a job that waits must not count as a use at every step.
         if job.length - self.line.look(job).length > self.room - planned:
             return None
         lease = self.cache.match(job.shareable, job.namespace, priority=job.priority)
-        if self.outlook.fits(job, lease.length, self.running, self.room):
+        if self.outlook.fits(job, lease.length, self.running, owed, self.room):
             return lease
         lease.release()
         return None
@@ -363,13 +340,15 @@ class Scheduler:
         """Where priorities count: preempt a running job of lower priority than `job`, if that helps to let it in."""
         if not self._takes_over:
             return False
-        lower = [other for other in self.running if other.priority < job.priority and not other.overdue]
+        lower: list[Job] = []
+        rest: list[Job] = []
+        for other in self.running:
+            (lower if other.priority < job.priority and not other.overdue else rest).append(other)
         if not lower:
             return False
         # As if they were gone: if that is not enough, they would give way for nothing.
-        rest = [other for other in self.running if other not in lower]
         room = self.room + sum(self.outlook.held_by(other) for other in lower)
-        if not self.outlook.fits(job, self.line.look(job).length, rest, room):
+        if not self.outlook.fits(job, self.line.look(job).length, rest, self.outlook.owed(rest), room):
             return False
         shares[:] = self._preempt(max(lower, key=self._rank), shares)
         return True

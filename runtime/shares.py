@@ -1,8 +1,9 @@
-"""What a scheduler decides, as data: who computes how many tokens in a step, and what happened to whom."""
+"""What a scheduler decides, as data: who computes how many tokens in a step, what happened to whom and how often."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from palmette.runtime.job import Job
@@ -23,6 +24,20 @@ class Decision(NamedTuple):
     kind: str
     number: int
     n: int
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """What the scheduler has done since the start; they only grow. recomputed_tokens: computed once more after a
+    preemption. restored_tokens: brought back from a tier. dropped_holds: holds that gave way to requests.
+    kv_peak: the most KV slots that requests and holds had at once."""
+
+    admissions: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    restored_tokens: int = 0
+    dropped_holds: int = 0
+    kv_peak: int = 0
 
 
 def size(shares: Sequence[Share]) -> int:

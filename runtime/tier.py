@@ -14,18 +14,18 @@ from palmette.runtime.models.tape import KV
 
 
 class KVTier:
-    """The scheduler's `Tier` on disk. Used by the engine's thread; writing goes on behind it."""
+    """A `Tier` on disk. Used by the engine's thread; writing goes on behind it."""
 
     def __init__(self, disk: DiskTier, kv: KV) -> None:
         self.disk = disk
         self._kv = kv
 
     def find(self, tokens: np.ndarray, namespace: str) -> int:
-        """See scheduler.Tier."""
+        """See radix_cache.tier.Tier."""
         return self.disk.find(tokens, namespace)
 
     def load(self, tokens: np.ndarray, namespace: str, start: int, slots: np.ndarray) -> bool:
-        """See scheduler.Tier."""
+        """See radix_cache.tier.Tier."""
         rows = self.disk.read(tokens, namespace, start, start + len(slots))
         if rows is None:
             return False
@@ -33,7 +33,7 @@ class KVTier:
         return True
 
     def store(self, tokens: np.ndarray, namespace: str, slots: np.ndarray) -> None:
-        """See scheduler.Tier. What is stored already is not copied."""
+        """See radix_cache.tier.Tier. What is stored already is not copied."""
         self.disk.write(tokens, namespace, lambda start, end: take_rows(self._kv, slots[start:end]))
 
 
