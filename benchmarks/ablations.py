@@ -36,7 +36,7 @@ ABLATIONS: dict[str, Variant] = {
             "no-dedupe", "requests that begin alike and arrive together do not wait for each other", {"dedupe": False}
         ),
         Variant("sequential-forks", "no branch begins before the one before it has ended", sequential=True),
-        Variant("no-hints", "programs do not tell the engine what they are about to share", {"hints": False}),
+        Variant("no-hints", "nothing is held for a program's next request when others want room", {"hints": False}),
     )
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -58,9 +58,9 @@ class Recorder:
     def leave(self, family: str) -> None:
         self._backend.leave(family)
 
-    async def submit(self, request: GenerateRequest) -> AsyncIterator[Event]:
+    async def submit(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         began = time.perf_counter() - self._began
-        async with aclosing(self._backend.submit(request)) as events:  # type: ignore[type-var]
+        async with aclosing(self._backend.submit(request)) as events:
             async for event in events:
                 if isinstance(event, Finished):
                     for output in event.outputs:

@@ -121,8 +121,11 @@ def heading(report: Report) -> str:
     """What stands above the table."""
     setup, full = report.setup, report.shown(FULL)
     data = "recorded data" if setup.folder else "synthetic data"
-    runs = len(report.variants[FULL])
-    several = f", median of {runs} runs" if runs > 1 else ""
+    runs = report.variants[FULL]
+    counted = sum(run.complete for run in runs)
+    several = f", median of {counted} runs" if counted > 1 else ""
+    if 0 < counted < len(runs):
+        several += f" ({len(runs) - counted} more broken off)"
     broken = "" if full.complete else " (broken off)"
     return (
         f"{report.workload.name} {report.workload.title}: {full.programs} programs in {full.seconds:.1f} s{broken}, "

@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -20,6 +20,8 @@ from palmette.interpreter.loop import LoopThread
 
 # How long Ctrl-C may go unnoticed at worst.
 _PIECE_SECONDS = 0.5
+# How long a cancelled request may take to end before nobody waits for it any more.
+_GRACE_SECONDS = 5.0
 
 
 class Waitable(Protocol):
@@ -70,6 +72,23 @@ class Gate:
         self._waiters.append(wake)
         if self.finished:
             wake()
+
+    def open_after(self, tasks: Collection[asyncio.Task[None]], loop: asyncio.AbstractEventLoop) -> None:
+        """Open once the loop's tasks have ended, or once nobody waits for them any more."""
+        left = set(tasks)
+        if not left:
+            self.open()
+            return
+        timer = loop.call_later(_GRACE_SECONDS, self.open)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            left.discard(task)
+            if not left:
+                timer.cancel()
+                self.open()
+
+        for task in tasks:
+            task.add_done_callback(ended)
 
     def open(self) -> None:
         self.finished = True

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from palmette.errors import CapabilityError
 from palmette.interpreter.operations import BeginRole, Choose, EndRole, Generate, Operation, Where, Write
+from palmette.lang.function import Account
 from palmette.lang.nodes import Gen, Node, RoleBegin, RoleEnd, Select, Text
 from palmette.lang.sampling import Sampling
 from palmette.lang.types import json_value
@@ -34,8 +36,9 @@ def _generate(node: Gen, defaults: Sampling, capabilities: Capabilities, where: 
     settings = node.sampling.over(defaults)
     if "logit_bias" in settings:
         settings["logit_bias"] = dict(settings["logit_bias"])
-    if node.token_healing:
-        settings["token_healing"] = True
+    if not settings.get("token_healing", True):
+        # What no backend need be able to do.
+        del settings["token_healing"]
     missing = settings.keys() - capabilities.params
     if missing:
         raise _lacks(capabilities, f"gen({node.name!r}, {min(missing)}=...)")
@@ -64,6 +67,13 @@ def _choose(node: Select, defaults: Sampling, capabilities: Capabilities, where:
         raise _lacks(capabilities, f"select({node.name!r})", "scoring of choices")
     seed = defaults.seed if node.seed is None else node.seed
     return Choose(node.name, node.choices, node.method, node.temperature, seed, where=where)
+
+
+def check_account(account: Account, capabilities: Capabilities) -> None:
+    """CapabilityError where a run is on an account that the backend does not go by."""
+    for field in fields(account):
+        if getattr(account, field.name) != field.default and not capabilities.account:
+            raise _lacks(capabilities, f"run({field.name}=...)")
 
 
 def _lacks(capabilities: Capabilities, asked: str, feature: str = "it") -> CapabilityError:

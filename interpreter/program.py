@@ -21,8 +21,9 @@ from palmette.runtime.protocol import Backend
 class Program(Function):
     """A body with a state as its first parameter.
 
-    The run methods take the body's own arguments, `backend=`, and sampling settings (`temperature=`, `max_tokens=`...)
-    that hold for each `gen` that does not set its own. Where the body has a parameter of such a name, it gets it.
+    The run methods take the body's own arguments, `backend=`, sampling settings (`temperature=`, `max_tokens=`...) that
+    hold for each `gen` that does not set its own, and the account of the run: `priority=`, `tenant=`, `namespace=`, as
+    Engine.generate has them. Where the body has a parameter of such a name, it gets it.
     The body runs exactly once a run.
     """
 

@@ -40,6 +40,7 @@ class GenResult:
     string, pattern or token that ended it. logprobs: per generated token, where asked for. cached_tokens of the
     prompt_tokens were in the cache; forced_tokens of the completion_tokens were not chosen but implied by the
     constraint. discarded_tokens: completion tokens of the samples that best_of left out, told with the first result.
+    healed: the prompt's last tokens that the first of `tokens` spell anew (token_healing).
     """
 
     name: str | None
@@ -57,6 +58,7 @@ class GenResult:
     parse: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
     type_name: str | None = None
     discarded_tokens: int = 0
+    healed: int = 0
 
     @property
     def value(self) -> Any:
@@ -98,6 +100,7 @@ class GenResult:
             "forced_tokens": self.forced_tokens,
             "completion_tokens": self.completion_tokens,
             "discarded_tokens": self.discarded_tokens,
+            "healed": self.healed,
             "output_ids": list(self.tokens),
             "e2e_latency": self.seconds,
         }
@@ -203,6 +206,7 @@ def gen_result(
         parse,
         type_name,
         usage.discarded_tokens,
+        output.healed,
     )
 
 

@@ -13,6 +13,7 @@ from palmette.interpreter.bodies import Body, Feed, Gate, current_body, park, un
 from palmette.interpreter.events import Event
 from palmette.interpreter.front import Front
 from palmette.interpreter.loop import loop_thread
+from palmette.interpreter.lower import check_account
 from palmette.interpreter.state import State
 from palmette.interpreter.strand import Shared
 from palmette.lang.function import Call, Function
@@ -32,7 +33,8 @@ class Run:
     ) -> None:
         self.function = function
         self.call = call
-        shared = Shared(loop_thread(), backend, backend.codec, function.name, sink, sink_branches)
+        check_account(call.account, backend.capabilities)
+        shared = Shared(loop_thread(), backend, backend.codec, function.name, sink, sink_branches, call.account)
         self.front = Front(shared, call.sampling)
         self.state = State(self.front)
 

@@ -22,9 +22,11 @@ from palmette.interpreter.bodies import Gate
 from palmette.interpreter.events import Event, TextEvent, VariableEvent
 from palmette.interpreter.joining import arrived, merge
 from palmette.interpreter.loop import LoopThread
+from palmette.interpreter.memory import Memory
 from palmette.interpreter.poison import add_note, first_traceback
 from palmette.interpreter.results import Result, SelectResult, Step, gen_result, select_result
-from palmette.interpreter.transcript import Prompt, Transcript
+from palmette.interpreter.transcript import Prompt
+from palmette.lang.function import Account
 from palmette.runtime.protocol import (
     Backend,
     Codec,
@@ -33,15 +35,13 @@ from palmette.runtime.protocol import (
     ScoreRequest,
 )
 
-# How long a cancelled request may take to end before nobody waits for it any more.
-_GRACE_SECONDS = 5.0
-
 _families = count()
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all strands of one run have in common. `sink` takes the events of a streamed run."""
+    """What all strands of one run have in common. `sink` takes the events of a streamed run. account: the request
+    fields that say on whose account it goes."""
 
     thread: LoopThread
     backend: Backend
@@ -49,20 +49,7 @@ class Shared:
     program: str
     sink: Callable[[Event], None] | None = None
     sink_branches: bool = False
-
-
-@dataclass(slots=True)
-class Memory:
-    """What a state has made so far; a branch begins with a copy of its parent's. `gathered`: the variables that are
-    lists of what branches made."""
-
-    transcript: Transcript = field(default_factory=Transcript)
-    variables: dict[str, Any] = field(default_factory=dict)
-    results: dict[str, Result] = field(default_factory=dict)
-    gathered: set[str] = field(default_factory=set)
-
-    def copy(self) -> Memory:
-        return Memory(self.transcript.copy(), dict(self.variables), dict(self.results), set(self.gathered))
+    account: Account = field(default_factory=Account)
 
 
 class Strand:
@@ -195,6 +182,9 @@ class Strand:
             name=current.name,
             stream=stream,
             healable=transcript.literal_tail,
+            namespace=shared.account.namespace,
+            priority=shared.account.priority,
+            tenant=shared.account.tenant,
             family=self._name(),
         )
         began = time.perf_counter()
@@ -232,7 +222,7 @@ class Strand:
             self._set(current.name, [item.text for item in results] if several else first.text, result)
 
     async def _choose(self, current: op.Choose) -> None:
-        transcript = self.memory.transcript
+        transcript, account = self.memory.transcript, self.shared.account
         prompt = self._prompt(current)
         began = time.perf_counter()
         score = await self.shared.backend.score_async(
@@ -244,6 +234,9 @@ class Strand:
                 current.seed,
                 name=current.name,
                 healable=transcript.literal_tail,
+                namespace=account.namespace,
+                priority=account.priority,
+                tenant=account.tenant,
                 family=self._name(),
             )
         )
@@ -326,7 +319,7 @@ class Strand:
     def end(self, gate: Gate) -> None:
         """Cancels the branches that nobody joined, and opens `gate` once they have ended."""
         self.leave()
-        self._when_ended([task for child in list(self.children) for task in child.cancel()], gate)
+        gate.open_after([task for child in list(self.children) for task in child.cancel()], self.shared.thread.loop)
 
     def abort(self, gate: Gate, error: BaseException | None) -> None:
         """Cancels the whole tree, because of `error` if given, and opens `gate` once it has ended."""
@@ -334,23 +327,7 @@ class Strand:
         if error is not None:
             self.seen = True
             self.fail(error)
-        self._when_ended(tasks, gate)
-
-    def _when_ended(self, tasks: list[asyncio.Task[None]], gate: Gate) -> None:
-        left = set(tasks)
-        if not left:
-            gate.open()
-            return
-        timer = self.shared.thread.loop.call_later(_GRACE_SECONDS, gate.open)
-
-        def ended(task: asyncio.Task[None]) -> None:
-            left.discard(task)
-            if not left:
-                timer.cancel()
-                gate.open()
-
-        for task in tasks:
-            task.add_done_callback(ended)
+        gate.open_after(tasks, self.shared.thread.loop)
 
     def _flush(self) -> None:
         while self.ops:
@@ -405,9 +382,7 @@ class Strand:
         self.trace.append(Step(kind, name, text, tokens, prompt_tokens, cached_tokens, 0, seconds, where))
 
     def _set(self, name: str, value: Any, result: Result = None) -> None:
-        self.memory.variables[name] = value
-        self.memory.results[name] = result
-        self.memory.gathered.discard(name)
+        self.memory.set(name, value, result)
         self.written[name] = None
         if self._sink is not None:
             self._emit_literals()

@@ -7,19 +7,34 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from palmette.arguments import unknown_keyword
+from palmette.arguments import integer, unknown_keyword
 from palmette.lang.sampling import ALIASES, FIELDS, Sampling, sampling
 
 _SAMPLING = (*FIELDS, *ALIASES)
+_ACCOUNT = ("priority", "tenant", "namespace")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """On whose account a run goes, and how urgently. It changes when its requests are served, never their answers.
+
+    priority: higher first, where the backend goes by it. tenant: whose share is used up, where shares are fair.
+    namespace: runs share cached prefixes only within one.
+    """
+
+    priority: int = 0
+    tenant: str = ""
+    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One run to be: checked arguments of the body (without the state), and the sampling defaults."""
+    """One run to be: checked arguments of the body (without the state), the sampling defaults, and the account."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     sampling: Sampling
+    account: Account = Account()
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,11 +95,17 @@ class Function:
         return replace(self, bound={**self.bound, **arguments})
 
     def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """Sorts `kwargs` into arguments of the body and sampling defaults. TypeError for whatever fits neither."""
+        """Sorts `kwargs` into the body's arguments, sampling defaults and the account. TypeError for what fits none."""
         own: dict[str, Any] = {}
         options: dict[str, Any] = {}
+        account: dict[str, Any] = {}
         for key, value in kwargs.items():
-            (options if key in _SAMPLING and not self.takes(key) else own)[key] = value
+            if self.takes(key):
+                own[key] = value
+            elif key in _ACCOUNT:
+                account[key] = _checked(f"{self.name}.run()", key, value)
+            else:
+                (options if key in _SAMPLING else own)[key] = value
         self._refuse_unknown(own)
         if self.bound:
             placed = list(self.parameters.parameters)[: len(args)]
@@ -96,7 +117,7 @@ class Function:
         settings: Sampling = self._sampling  # type: ignore[attr-defined]
         if options:
             settings = sampling(f"{self.name}.run()", {**_without_alias(self.defaults, options), **options})
-        return Call(args, own, settings)
+        return Call(args, own, settings, Account(**account))
 
     def _refuse_unknown(self, arguments: Mapping[str, Any]) -> None:
         parameters = self.parameters.parameters
@@ -104,7 +125,15 @@ class Function:
             return
         for key in arguments:
             if key not in parameters:
-                raise unknown_keyword(f"{self.name}()", key, [*parameters, *_SAMPLING])
+                raise unknown_keyword(f"{self.name}()", key, [*parameters, *_SAMPLING, *_ACCOUNT])
+
+
+def _checked(where: str, name: str, value: object) -> int | str:
+    if name == "priority":
+        return integer(where, name, value, least=-(2**31))
+    if not isinstance(value, str):
+        raise TypeError(f"{where}: {name}= takes a string, not {value!r}")
+    return value
 
 
 def _without_alias(defaults: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

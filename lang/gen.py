@@ -14,7 +14,7 @@ from palmette.lang.sampling import ALIASES, FIELDS, sampling
 from palmette.lang.types import OutputType, json_value, output_type
 
 _CONSTRAINTS = ("regex", "choices", "json_schema", "grammar", "type")
-_KEYWORDS = (*FIELDS, *ALIASES, *_CONSTRAINTS, "dtype", "choices_method", "whitespace", "token_healing")
+_KEYWORDS = (*FIELDS, *ALIASES, *_CONSTRAINTS, "dtype", "choices_method", "whitespace")
 # What an engine does of these, a program has in another way.
 _ENGINES_OWN = {
     "echo": "a state's text has the prompt already: state.text()",
@@ -103,6 +103,7 @@ def gen(
         "ignore_eos": ignore_eos,
         "logprobs": logprobs,
         "logprob_token_ids": logprob_token_ids,
+        "token_healing": token_healing,
         **sglang,
     }
     given = dict(zip(_CONSTRAINTS, (regex, choices, json_schema, grammar, type), strict=True))
@@ -117,9 +118,7 @@ def gen(
     spec = _spec(where, kind, given[kind], typed, flag(where, "whitespace", whitespace)) if kind else None
     if whitespace and (spec is None or spec.kind != "json_schema"):
         raise TypeError(f"{where}: whitespace= is for JSON; give json_schema= or a type= that is written as JSON")
-    if token_healing is not None:
-        flag(where, "token_healing", token_healing)
-    return Gen(name, sampling(where, settings), spec, typed, token_healing)
+    return Gen(name, sampling(where, settings), spec, typed)
 
 
 def select(

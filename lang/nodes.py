@@ -59,7 +59,6 @@ class Gen(Node):
     sampling: Sampling = field(default_factory=Sampling)
     constraint: Spec | None = None
     type: OutputType | None = None
-    token_healing: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@
 
 The rule is that of LightLLM (Gong et al. 2025, "Past-Future Scheduler for LLM Serving under SLA Guarantees"): how much
 longer a job will run is drawn from the lengths of outputs that ended lately, those longer than its own so far; then the
-peak over the ends of all jobs is exact arithmetic, and no ratio has to be tuned. A prediction that was too low is made
-good by preemption. Draws are a function of the job's number, so that the same requests give the same decisions.
+peak over the ends of all jobs is exact arithmetic, and no ratio has to be tuned. The arithmetic takes each job to make
+a token in every step from now on: one whose prompt is still computed over several steps begins later, and may be at its
+longest together with another. Whatever turns out too low, that or a predicted length, is made good by preemption. Draws
+are a function of the job's number, so that the same requests give the same decisions.
 """
 
 from __future__ import annotations

@@ -15,10 +15,6 @@ class StopHit(NamedTuple):
     at: int
 
 
-def anywhere(at: int) -> bool:
-    return True
-
-
 class TextStream:
     """Bytes of the tokens so far, searched for stop strings and patterns as they come.
 
@@ -26,7 +22,8 @@ class TextStream:
     text; of those that are complete at the same byte, the one that begins first. `take()` gives the text that can be
     shown: it holds back bytes that may still become part of a stop and the bytes of an unfinished character. `shown`:
     how many bytes it gave. `prefix`: text that stands in front and is not searched; it is shown with the rest, but for
-    its first `hidden` bytes.
+    its first `hidden` bytes. opens(at): whether a stop may begin at byte `at`, of which the text has more; None:
+    anywhere.
     """
 
     def __init__(
@@ -36,16 +33,18 @@ class TextStream:
         *,
         prefix: bytes = b"",
         hidden: int = 0,
+        opens: Callable[[int], bool] | None = None,
     ) -> None:
         self.data = bytearray(prefix)
         self.start = len(prefix)
         self._stops = [(stop, stop.encode()) for stop in stops]
-        self._searches = [PatternSearch(pattern, self.start) for pattern in patterns]
+        self._searches = [PatternSearch(pattern, self.start, opens) for pattern in patterns]
+        self._opens = opens
         self._hidden = self.shown = hidden
 
-    def feed(self, piece: bytes, counts: Callable[[int], bool] | None = anywhere) -> StopHit | None:
-        """Append a token's bytes; the stop that ends the text, if one does. counts(at): whether a stop may begin at
-        byte `at`; None: no stop that this token completes counts."""
+    def feed(self, piece: bytes, counts: bool = True) -> StopHit | None:
+        """Append a token's bytes; the stop that ends the text, if one does. counts: whether one that this token
+        completes counts."""
         size = len(self.data)
         self.data += piece
         found: list[tuple[int, int, str]] = []
@@ -53,19 +52,18 @@ class TextStream:
             match = search.feed(self.data, counts)
             if match is not None:
                 found.append((*match, search.pattern.pattern))
-        if counts is not None:
-            found += [hit for stop, raw in self._stops if (hit := self._completed(stop, raw, size, counts)) is not None]
+        if counts:
+            found += [hit for stop, raw in self._stops if (hit := self._completed(stop, raw, size)) is not None]
         if not found:
             return None
         _, at, stop = min(found, key=lambda hit: hit[:2])
         return StopHit(stop, at)
 
-    def _completed(
-        self, stop: str, raw: bytes, size: int, counts: Callable[[int], bool]
-    ) -> tuple[int, int, str] | None:
-        """The first of the string's places that counts and ends beyond byte `size`: its end, its beginning."""
+    def _completed(self, stop: str, raw: bytes, size: int) -> tuple[int, int, str] | None:
+        """The first of the string's places where it may begin and that ends beyond byte `size`: its end, its
+        beginning."""
         at = self.data.find(raw, max(self.start, size - len(raw) + 1))
-        while at >= 0 and not counts(at):
+        while at >= 0 and self._opens is not None and not self._opens(at):
             at = self.data.find(raw, at + 1)
         return (at + len(raw), at, stop) if at >= 0 else None
 

@@ -32,13 +32,16 @@ import torch
 
 from palmette.runtime.constraints.vocabulary import Vocabulary
 from palmette.runtime.protocol import SamplingParams, TokenLogprob
-from palmette.runtime.sampler import Drawn, Row, Tally, pick, token_logprobs, uniform, weigh
+from palmette.runtime.sampler import Drawn, Row, Tally, no_numbers, pick, token_logprobs, uniform, weigh
 from palmette.runtime.score import ScoreJob
 
 # A token that crosses the prompt's end is looked for in so many of its last tokens.
 _TOKENS = 8
 # The most nodes of a tree. Where there are more, the least probable ones are left out.
 _NODES = 256
+# Below this temperature the most probable cover is certain: the least difference of two logits, 1e-45, is 1e215 then.
+# At ever lower ones the greatest, 1e39, would leave the range of a float64.
+_COLDEST = 1e-260
 # Ways whose probability is less than this share of that of all covers found so far are not followed.
 _NEGLIGIBLE = 1e-12
 
@@ -144,7 +147,7 @@ class CoverTree:
         self.tail = tail
         self._vocabulary = vocabulary
         self._params = params
-        self._heat = params.temperature or 1.0
+        self._heat = max(params.temperature, _COLDEST) if params.temperature else 1.0
         self._steps = self._look_up(banned, legal)
         self._nodes = [_Node(-1, -1, 0, 0.0)]
         self._grown = 0
@@ -233,9 +236,11 @@ class CoverTree:
         return np.concatenate([self._logprobs(node, node.ends) for node in self._nodes])
 
     def choose(self, seeds: Sequence[int]) -> list[Cover]:
-        """The covers that samples with these seeds take."""
+        """The covers that samples with these seeds take. BackendError where the model gave no numbers."""
         logprobs = self.logprobs()
         top = logprobs.max()
+        if not math.isfinite(top):
+            raise no_numbers(f"where the prompt's end, {self.tail.rest.decode(errors='replace')!r}, is healed")
         if self._params.temperature == 0:
             # Of equally probable ones that with the lower ids.
             best = min((self.cover(int(at)) for at in np.flatnonzero(logprobs == top)), key=lambda cover: cover.tokens)

@@ -21,12 +21,15 @@ from palmette.runtime.job import Job
 from palmette.runtime.loop import EngineLoop
 from palmette.runtime.models.model import Model
 from palmette.runtime.pins import Pins
-from palmette.runtime.protocol import Event, GenerateRequest, ScoreRequest, ScoreResult
+from palmette.runtime.protocol import Event, GenerateRequest, SamplingParams, ScoreRequest, ScoreResult
 from palmette.runtime.request import GenerateJob, Healed, Prepared, TextTools, drawn_by, ends_of
 from palmette.runtime.sampler import mix64, sample_seed
 from palmette.runtime.score import Boundary, OptionTree, ScoreJob, check_score, find_boundary, result_of
 from palmette.runtime.stopping import StopCompiler, validate_stop
 from palmette.runtime.tokenizer import Tokenizer
+
+# Log-probabilities of other tokens that one request may tell: some hundred bytes each.
+_MOST_LOGPROBS = 10_000_000
 
 
 class Intake:
@@ -49,7 +52,7 @@ class Intake:
         self._pins = pins if pins is not None else Pins(kv_tokens)
         self._seed = seed
         self._requests = count()
-        self._tools = TextTools(tokenizer.token_bytes, tokenizer.eos_ids, tokenizer.vocabulary.spell)
+        self._tools = TextTools(tokenizer.token_bytes, tokenizer.eos_ids, tokenizer.vocabulary.spell, tokenizer.control)
         self._compiler = ConstraintCompiler(tokenizer.vocabulary)
         self._stops = StopCompiler()
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="palmette-compile")
@@ -113,7 +116,8 @@ class Intake:
                 f"generate(): logprobs_start={params.logprobs_start} is behind the prompt's end",
                 hint=f"the prompt has {len(prompt)} tokens",
             )
-        new_tokens = self._room(prompt, request.namespace, params.max_tokens)
+        new_tokens = self._room(prompt, request)
+        self._check_logprobs(params, len(prompt), new_tokens)
         seed = params.seed if params.seed is not None else self._fresh_seed()
         return Prepared(group, prompt, new_tokens, seed)
 
@@ -124,7 +128,7 @@ class Intake:
             patterns = [self._stops.compile(pattern) for pattern in request.params.stop_regex]
             compiled = self._compiler.compile(request.constraint) if request.constraint is not None else None
             # Anew, as somebody may have pinned slots meanwhile.
-            room = self._room(prepared.prompt, request.namespace, request.params.max_tokens)
+            room = self._room(prepared.prompt, request)
             self._set_out(replace(prepared, patterns=patterns, compiled=compiled, new_tokens=room))
         except Exception as error:
             prepared.group.fail(error)
@@ -146,7 +150,7 @@ class Intake:
             if healed:
                 how = healed[index]
                 prompt = (*how.tail.kept, *how.cover.inside)
-                room = self._room(prompt, request.namespace, request.params.max_tokens)
+                room = self._room(prompt, request)
             jobs.append(GenerateJob(prepared, index, self._tools, room, how))
         for job in jobs:
             self._loop.add(job)
@@ -156,7 +160,7 @@ class Intake:
         request, compiled, vocabulary = prepared.group.request, prepared.compiled, self._tokenizer.vocabulary
         if not request.params.token_healing or prepared.new_tokens == 0:
             return None
-        ends = ends_of(request, self._tokenizer.eos_ids)
+        ends = ends_of(request, self._tools)
         tail = find_tail(
             prepared.prompt,
             vocabulary,
@@ -310,18 +314,42 @@ class Intake:
         known = self._tokenizer.n_tokens
         for token in tokens:
             if not 0 <= token < known:
-                raise PalmetteError(
-                    f"token id {token} in {where} is not in the vocabulary", hint=f"ids go from 0 to {known - 1}"
+                raise ArgumentError(
+                    f"token id {token} in {where} is not in the vocabulary of {known} tokens",
+                    hint=f"ids go from 0 to {known - 1}",
                 )
 
     def _slots(self, prompt: Sequence[int], namespace: str) -> int:
         """How many KV slots a request with this prompt may hold: all that are not pinned by others."""
         return self._kv_tokens - self._pins.beside(prompt, namespace)
 
-    def _room(self, tokens: Sequence[int], namespace: str, max_tokens: int | None) -> int:
+    def _check_logprobs(self, params: SamplingParams, prompt: int, new_tokens: int) -> None:
+        """Refuses numbers of log-probabilities that nobody can mean, or that would fill the memory."""
+        samples = params.best_of or params.n
+        asked = (
+            ("logprobs", params.logprobs, new_tokens * samples),
+            ("prompt_logprobs", params.prompt_logprobs, prompt - params.logprobs_start),
+        )
+        for name, most, places in asked:
+            if most is None:
+                continue
+            if most > self._tokenizer.n_tokens:
+                raise ArgumentError(
+                    f"generate(): {name}={most} asks for more tokens than there are",
+                    hint=f"the vocabulary has {self._tokenizer.n_tokens}",
+                )
+            told = (most + len(params.logprob_token_ids)) * places
+            if told > _MOST_LOGPROBS:
+                raise ArgumentError(
+                    f"generate(): {name}={most} may tell {told:,} log-probabilities, for {places:,} tokens",
+                    hint=f"at most {_MOST_LOGPROBS:,} are told in one request: lower {name}, or ask for fewer tokens",
+                )
+
+    def _room(self, tokens: Sequence[int], request: GenerateRequest) -> int:
         """How many tokens may be generated behind a prompt: what was asked for, or what fits."""
-        prompt, slots = len(tokens), self._slots(tokens, namespace)
-        need = 0 if max_tokens == 0 else 1
+        prompt, slots = len(tokens), self._slots(tokens, request.namespace)
+        least, most = request.params.min_tokens, request.params.max_tokens
+        need = 0 if most == 0 else 1
         if prompt + need > self._model.max_context:
             raise ContextLengthError(
                 f"the prompt has {prompt} tokens, the model's context holds {self._model.max_context}",
@@ -334,7 +362,13 @@ class Intake:
             )
         # The last token that is drawn needs no slot.
         room = min(self._model.max_context - prompt, slots - prompt + 1)
-        return room if max_tokens is None else min(room, max_tokens)
+        if least > room:
+            raise ContextLengthError(
+                f"min_tokens={least} cannot be reached: behind the prompt's {prompt} tokens there is room for {room}",
+                hint=f"the context holds {self._model.max_context} tokens, the KV cache "
+                f"{_free_of_pins(self._kv_tokens, slots)}: lower min_tokens, or shorten the prompt",
+            )
+        return room if most is None else min(room, most)
 
     def _fresh_seed(self) -> int:
         """A seed for a request without one: from the engine's seed and the request's number."""

@@ -68,7 +68,11 @@ class Line:
             self._late.remove(job.id)
         else:
             job.passed_over += self._let_in_after(job)
-        del self.jobs[bisect_left(self.jobs, job.number, key=_number)]
+        at = bisect_left(self.jobs, job.number, key=_number)
+        # Both jobs of a healed request have its number.
+        while self.jobs[at] is not job:
+            at += 1
+        del self.jobs[at]
         self._ids.remove(job.id)
         self._looks.pop(job, None)
         self._siblings.pop(job.id, None)

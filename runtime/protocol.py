@@ -6,7 +6,7 @@ A client sends a `GenerateRequest` or a `ScoreRequest`; the engine answers a gen
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex
 
@@ -36,17 +36,21 @@ class SamplingParams:
 
     max_tokens: upper bound of generated tokens, forced ones included; None: to the end of the context; 0: prefill only.
     min_tokens: no end before so many: no end token, and no stop that is complete within them counts; a constraint whose
-    text is complete earlier, with nothing left to add, ends it.
+    text is complete earlier, with nothing left to add, ends it. ContextLengthError where so many do not fit.
     stop, stop_regex: the text ends before the first of them that it would hold; a regex is searched for, in the dialect
-    of a regex constraint, and may not look beyond its match. top_k: -1 is off.
+    of a regex constraint, and may not look beyond its match. A string that is just the spelling of a control token
+    ("<|im_end|>") names that token as well, which adds nothing to a text. stop_token_ids: the text ends before the
+    first of them. Under a constraint an end leaves the text complete: a string or a match ends it only where it is,
+    and is text elsewhere; a token of stop_token_ids may only come where it is, ConstraintError where it must come
+    earlier. top_k: -1 is off.
     best_of: None is off; else so many samples are drawn, and the n with the highest mean log-probability per generated
     token (`TokenLogprob`) are kept, best first (as OpenAI's completions). It excludes streaming.
-    echo: text and tokens of the output begin with the prompt's.
+    echo: text and tokens of the output begin with the prompt's; of its control tokens, as everywhere, the tokens only.
     seed: None draws one per request; equal (seed, prompt, parameters) give equal tokens.
     logprobs: None is off; k >= 0 gives the drawn token's log-probability and the k best tokens'. prompt_logprobs: the
     same for the tokens of the prompt, from position `logprobs_start` on, as the model alone has them: penalties, bias
     and constraint are not of the prompt. logprob_token_ids: tokens whose log-probabilities are told beside, wherever
-    one of the two is on.
+    one of the two is on. k is at most the size of the vocabulary, and one request tells at most 10 million.
     token_healing: the prompt's last tokens may be spelled anew together with what follows, where a token could reach
     from one into the other: what follows is drawn as if the model had been given the prompt's text instead of its
     tokens. Penalties, bias and temperature hold for all tokens that are spelled anew, top-k, top-p and min-p for the
@@ -304,7 +308,8 @@ class Codec(Protocol):
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a backend does. The interpreter refuses what is missing before anything is sent. `holds`: whether it
-    keeps what is cached of a request for the next one of its family, until `leave`."""
+    keeps what is cached of a request for the next one of its family, until `leave`. account: whether it goes by a
+    request's priority, tenant and namespace."""
 
     name: str
     constraints: frozenset[str] = frozenset({"regex", "choices", "json_schema", "grammar"})
@@ -312,6 +317,7 @@ class Capabilities:
     logprobs: bool = True
     stream: bool = True
     holds: bool = False
+    account: bool = False
     params: frozenset[str] = frozenset(SamplingParams.__dataclass_fields__)
 
 
@@ -324,8 +330,8 @@ class Backend(Protocol):
     @property
     def codec(self) -> Codec: ...
 
-    def submit(self, request: GenerateRequest) -> AsyncIterator[Event]:
-        """Deltas, then one terminal event. Closing the iterator early (aclose) cancels the request."""
+    def submit(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        """Deltas, then one terminal event. Closing the generator early (aclose) cancels the request."""
         ...
 
     async def score_async(self, request: ScoreRequest) -> ScoreResult: ...

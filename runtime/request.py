@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ from palmette.runtime.protocol import (
     TokenLogprob,
     Usage,
 )
-from palmette.runtime.sampler import Drawn, Row, Tally, sample_seed
+from palmette.runtime.sampler import Drawn, Row, Tally, no_numbers, sample_seed
 from palmette.runtime.stopping import StopPattern
 
 if TYPE_CHECKING:
@@ -43,11 +43,12 @@ _log = logging.getLogger("palmette")
 class TextTools:
     """What a generating job needs of the tokenizer. bytes_of[t]: what token t adds to the text, None for a control
     token; end_ids: the model's end-of-sequence tokens; spell: tokens of a text, as a continuation, the canonical ones
-    where it has such; None where none spell it."""
+    where it has such; None where none spell it. control: the control tokens, by what templates write for them."""
 
     bytes_of: Sequence[bytes | None]
     end_ids: frozenset[int]
     spell: Callable[[bytes], list[int] | None]
+    control: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,17 @@ def drawn_by(params: SamplingParams) -> SamplingParams:
     return replace(params, logprobs=0) if params.best_of is not None and params.logprobs is None else params
 
 
-def ends_of(request: GenerateRequest, end_ids: frozenset[int]) -> frozenset[int]:
-    """The tokens that end a sample; `end_ids`: the model's own."""
+def named_stops(params: SamplingParams, control: Mapping[str, int]) -> dict[int, str]:
+    """The control tokens that stop strings name: they add nothing to a text, so that it is never found there."""
+    return {control[stop]: stop for stop in params.stop if stop in control}
+
+
+def ends_of(request: GenerateRequest, tools: TextTools) -> frozenset[int]:
+    """The tokens that end a sample: the model's own, and those of the request."""
+    params = request.params
     # A structure always ends by itself, so `ignore_eos` has no say in one.
-    ignored = request.params.ignore_eos and request.constraint is None
-    return frozenset(request.params.stop_token_ids) | (frozenset() if ignored else end_ids)
+    own = frozenset() if params.ignore_eos and request.constraint is None else tools.end_ids
+    return own.union(params.stop_token_ids, named_stops(params, tools.control))
 
 
 class GenerateJob(Job):
@@ -118,7 +125,8 @@ class GenerateJob(Job):
             self.goes_on = True
         compiled = prepared.compiled
         self.matcher: Matcher | None = compiled.start() if compiled is not None else None
-        self.complete: Callable[[bytes], bool] = compiled.accepts if compiled is not None else lambda text: True
+        stops = params.stop or params.stop_regex
+        self._endings = compiled.endings() if compiled is not None and stops else None
         # The prompt's tokens that are told before the generated ones: with `echo` all, with their text.
         self._first_told = 0 if params.echo else len(prompt) - len(inside)
         front = [tools.bytes_of[token] or b"" for token in prompt[self._first_told :]]
@@ -126,9 +134,16 @@ class GenerateJob(Job):
         if healed is not None:
             # What of the prompt's text the token spells that reaches beyond it.
             prefix += healed.tail.rest[len(b"".join(tools.bytes_of[token] or b"" for token in inside)) :]
-        self.text = TextStream(params.stop, prepared.patterns, prefix=prefix, hidden=0 if params.echo else len(prefix))
+        self.text = TextStream(
+            params.stop,
+            prepared.patterns,
+            prefix=prefix,
+            hidden=0 if params.echo else len(prefix),
+            opens=self._may_stop_at if self._endings is not None else None,
+        )
         self.text_ends = list(accumulate(map(len, front)))
-        self.ends = ends_of(request, tools.end_ids)
+        self.ends = ends_of(request, tools)
+        self._named = named_stops(params, tools.control)
         self.finish_reason: FinishReason = "error"
         self.matched: str | int | None = None
         self.forced = 0
@@ -227,14 +242,14 @@ class GenerateJob(Job):
     def commit(self, drawn: Drawn) -> None:
         """Take the drawn token, then what the constraint forces behind it."""
         if drawn.token < 0:
-            self.fail(self._nothing_allowed())
+            self.fail(self._nothing_allowed() if drawn.numbers else no_numbers(f"after {self.text.text()!r}"))
             return
         if drawn.logprob is not None:
             self.logprobs.append(drawn.logprob)
         if drawn.token in self.ends and (self.matcher is None or self.matcher.allows_end()):
             self.dropped_end = 1
             if self.matcher is None:
-                self.finish("stop", drawn.token)
+                self.finish("stop", self._named.get(drawn.token, drawn.token))
             else:
                 self.finish("constraint")
             return
@@ -250,7 +265,13 @@ class GenerateJob(Job):
         if self.matcher is None:
             return ArgumentError(
                 f"no token is allowed after {after!r}",
-                hint="min_tokens, stop_token_ids and logit_bias leave nothing to draw, or the model gives no numbers",
+                hint="all tokens are in stop_token_ids, and min_tokens holds those back: lower it, or name fewer",
+            )
+        needed = sorted(t for t in self.ends if self.tools.bytes_of[t] and self.matcher.fork().advance(t))
+        if needed:
+            return ConstraintError(
+                f"the constraint needs a stop token after {after!r}: {', '.join(map(str, needed))}",
+                hint="a stop token may only come where the text is complete: leave these out of stop_token_ids",
             )
         problem = self.matcher.problem()
         return ConstraintError(
@@ -278,7 +299,8 @@ class GenerateJob(Job):
             if not tokens:
                 return
             for token in tokens[: self.new_tokens - self.generated]:
-                if not self.matcher.advance(token):
+                # What ends a text may not come inside it: whether the text can be spelled without, the mask tells.
+                if token in self.ends or not self.matcher.advance(token):
                     return
                 self.forced += 1
                 if self.params.logprobs is not None:
@@ -294,9 +316,10 @@ class GenerateJob(Job):
         self.length += 1
         if self.tally is not None:
             self.tally.add(token)
+        if self._endings is not None:
+            self._endings.add(text or b"")
         # What is complete within the first `min_tokens` tokens stops nothing, as in vLLM.
-        counts = self._may_stop_at if self.generated > self.params.min_tokens else None
-        hit = self.text.feed(text or b"", counts)
+        hit = self.text.feed(text or b"", counts=self.generated > self.params.min_tokens)
         self.text_ends.append(len(self.text.data))
         if hit is not None:
             self.text.cut(hit.at)
@@ -304,7 +327,7 @@ class GenerateJob(Job):
 
     def _may_stop_at(self, at: int) -> bool:
         """Inside a structure a stop only counts where the text before it is complete."""
-        return self.matcher is None or self.complete(bytes(self.text.data[self.text.start : at]))
+        return self._endings is None or self._endings.at(at - self.text.start)
 
     def show(self, final: bool = False) -> None:
         """Send the text that has become safe, if the request streams."""

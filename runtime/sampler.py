@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from palmette.errors import BackendError
 from palmette.runtime.protocol import SamplingParams, TokenLogprob
 
 _MASK64 = (1 << 64) - 1
@@ -91,10 +92,20 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One row's outcome. token -1: no token is allowed, or the logits are no numbers."""
+    """One row's outcome. token -1: none can be drawn; numbers: because none is allowed, not because the model gave
+    NaN or infinity for all that are."""
 
     token: int
     logprob: TokenLogprob | None
+    numbers: bool = True
+
+
+def no_numbers(where: str) -> BackendError:
+    """What is said where a model's logits leave no distribution."""
+    return BackendError(
+        f"the model gives no numbers {where}: its logits are NaN or infinite",
+        hint='a value overflows where dtype="fp16" is too narrow (try "fp32"), or the weights are damaged',
+    )
 
 
 @torch.inference_mode()
@@ -104,25 +115,40 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Drawn]:
     _mask(logits, rows)
     _ban(logits, rows)
     best, token = logits.max(dim=-1)
-    tokens = token.tolist()
+    tokens, tops = token.tolist(), best.tolist()
     # NaN and infinity are nobody's choice either: such a row ends its own request, and no other.
-    dead = [not math.isfinite(value) for value in best.tolist()]
+    dead = [not math.isfinite(top) for top in tops]
     random = [i for i, row in enumerate(rows) if row.params.temperature > 0 and not dead[i]]
     if random:
         for i, drawn in zip(random, _draw(_some(logits, random), [rows[i] for i in random]), strict=True):
             tokens[i] = drawn
-    wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None and not dead[i]]
-    logprobs: dict[int, TokenLogprob] = {}
-    if wanted:
-        asked = [rows[i].params for i in wanted]
-        found = token_logprobs(
-            _some(logits, wanted),
-            [tokens[i] for i in wanted],
-            [params.logprobs or 0 for params in asked],
-            [params.logprob_token_ids for params in asked],
-        )
-        logprobs = dict(zip(wanted, found, strict=True))
-    return [Drawn(-1 if dead[i] else tokens[i], logprobs.get(i)) for i in range(len(rows))]
+    logprobs = logprobs_of(logits, [-1 if gone else token for token, gone in zip(tokens, dead, strict=True)], rows)
+    return [_nothing(row, tops[i]) if dead[i] else Drawn(tokens[i], logprobs.get(i)) for i, row in enumerate(rows)]
+
+
+def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], rows: Sequence[Row]) -> dict[int, TokenLogprob]:
+    """By row, the log-probabilities that those rows want which drew a token (-1: none)."""
+    wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None and tokens[i] >= 0]
+    if not wanted:
+        return {}
+    asked = [rows[i].params for i in wanted]
+    found = token_logprobs(
+        _some(logits, wanted),
+        [tokens[i] for i in wanted],
+        [params.logprobs or 0 for params in asked],
+        [params.logprob_token_ids for params in asked],
+    )
+    return dict(zip(wanted, found, strict=True))
+
+
+def _nothing(row: Row, top: float) -> Drawn:
+    """No token, since the row forbids all (or all but those that the model does), or since there are no numbers."""
+    return Drawn(-1, None, numbers=top == -math.inf and forbids(row))
+
+
+def forbids(row: Row) -> bool:
+    """Whether a row without a possible token has none because of what was asked for."""
+    return not row.mask.any() if row.mask is not None else bool(row.banned)
 
 
 @torch.inference_mode()

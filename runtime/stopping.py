@@ -49,60 +49,47 @@ class StopPattern:
 
 
 class PatternSearch:
-    """One pattern's search in one text. Byte offsets are those of the text; `start`: where it begins."""
+    """One pattern's search in one text. Byte offsets are those of the text; `start`: where it begins. opens(at):
+    whether a match may begin at byte `at`, asked once that byte is there; None: anywhere."""
 
-    def __init__(self, pattern: StopPattern, start: int = 0) -> None:
+    def __init__(self, pattern: StopPattern, start: int = 0, opens: Callable[[int], bool] | None = None) -> None:
         self.pattern = pattern
         self._at = start
+        self._opens = opens
         # In the order of the beginnings, which are the values.
         self._threads: dict[int, int] = {}
-        self._refused: set[int] = set()
 
     @property
     def held(self) -> int | None:
         """The earliest byte that may still be part of a match; None: none of those so far."""
         return next(iter(self._threads.values()), None)
 
-    def feed(self, data: bytes | bytearray, counts: Callable[[int], bool] | None) -> Match | None:
-        """Go on to the end of `data`, the whole text so far; the first match that counts, by its end, then by its
-        beginning. counts(at): whether a match may begin at byte `at`; None: no match counts as yet. After a match the
-        search is over."""
+    def feed(self, data: bytes | bytearray, counts: bool = True) -> Match | None:
+        """Go on to the end of `data`, the whole text so far; the first match, by its end, then by its beginning.
+        counts: whether one that ends here counts. After a match the search is over."""
         while self._at < len(data):
-            self._threads = self._step(self._threads, data[self._at], self._at)
+            self._step(data[self._at])
             self._at += 1
-            if counts is None:
-                continue
-            while (begin := self._matched()) is not None:
-                if counts(begin):
-                    return Match(self._at, begin)
-                self._refuse(begin, data)
+            if counts and (begin := self._matched()) is not None:
+                return Match(self._at, begin)
         return None
 
-    def _step(self, threads: dict[int, int], byte: int, at: int) -> dict[int, int]:
+    def _step(self, byte: int) -> None:
         step = self.pattern.automaton.step
         after: dict[int, int] = {}
-        for state, begin in threads.items():
+        for state, begin in self._threads.items():
             to = step(state, byte)
             if to >= 0:
                 after.setdefault(to, begin)
         opening = self.pattern.openings[byte]
-        if opening >= 0 and at not in self._refused:
-            after.setdefault(opening, at)
-        return after
+        if opening >= 0 and opening not in after and (self._opens is None or self._opens(self._at)):
+            after[opening] = self._at
+        self._threads = after
 
     def _matched(self) -> int | None:
         """Where the leftmost match that ends here begins."""
         final = self.pattern.automaton.final
         return next((begin for state, begin in self._threads.items() if final(state)), None)
-
-    def _refuse(self, begin: int, data: bytes | bytearray) -> None:
-        """No match may begin there. Its threads go, and later ones that they stood before come back."""
-        self._refused.add(begin)
-        later: dict[int, int] = {}
-        for at in range(begin + 1, self._at):
-            later = self._step(later, data[at], at)
-        earlier = {state: at for state, at in self._threads.items() if at < begin}
-        self._threads = {**earlier, **{state: at for state, at in later.items() if state not in earlier}}
 
 
 def validate_stop(pattern: str) -> None:

@@ -54,6 +54,7 @@ class ScriptedModel:
     """A model that wants given tokens: `script[i]` first as the i-th new token, then `rank` in its order."""
 
     max_context = 4096
+    sampler = None
     kv_bytes_per_token = 4
 
     def __init__(self, width: int, prompt: int, script: list[int], rank: list[int]) -> None:
@@ -86,6 +87,7 @@ class ListTokenizer:
         self.token_bytes: list[bytes | None] = [*pieces, None]
         self.eos = len(pieces)
         self.eos_ids = frozenset({self.eos})
+        self.control = {"<eos>": self.eos}
         self.n_tokens = len(pieces) + 1
         self.vocabulary = Vocabulary(
             self.token_bytes, width=self.n_tokens, end_ids=self.eos_ids, encode=self.encode_bytes

@@ -6,11 +6,12 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
+from palmette.arguments import SAMPLING, pattern
 from palmette.errors import BackendError
 from palmette.interpreter.backends.mock_codec import MockCodec
 from palmette.runtime.protocol import (
@@ -61,8 +62,9 @@ class MockBackend:
 
     `MockBackend({"city": "Paris", "why": ["because", "since"], "bad": RuntimeError("no")})`. A gen without an entry
     gets `default`; a select, the first choice. Answers end at stop strings and patterns and after `max_tokens` (a token
-    is up to four characters of a word); one that breaks its regex, choices or schema is an error. All are equally
-    probable, so that of `best_of` answers the first n are kept. `delay`: seconds before each answer.
+    is up to four characters of a word); one that breaks its regex, choices or schema is an error, and so is one that
+    ends before `min_tokens`. All are equally probable, so that of `best_of` answers the first n are kept. `delay`:
+    seconds before each answer.
 
     `requests`: all that was asked, in order. `active`: requests in progress. `cancelled`: those given up early.
     """
@@ -82,7 +84,8 @@ class MockBackend:
         self._default = default
         self._delay = delay
         self._codec = codec if codec is not None else MockCodec()
-        self._capabilities = capabilities if capabilities is not None else Capabilities("mock", params=_PARAMS)
+        own = Capabilities("mock", account=True, params=_PARAMS)
+        self._capabilities = capabilities if capabilities is not None else own
         self._given: dict[str | None, int] = {}
         self.requests: list[GenerateRequest | ScoreRequest] = []
         self.active = 0
@@ -96,7 +99,7 @@ class MockBackend:
     def codec(self) -> Codec:
         return self._codec
 
-    async def submit(self, request: GenerateRequest) -> AsyncIterator[Event]:
+    async def submit(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         self.requests.append(request)
         self.active += 1
         done = False
@@ -143,6 +146,7 @@ class MockBackend:
                 output = self._cut(text, request, index)
                 if not isinstance(answer, Partial):
                     _check(output, request)
+                    _check_length(output, request)
             except Exception as error:
                 yield Failed(error)
                 return
@@ -160,7 +164,8 @@ class MockBackend:
         params = request.params
         reason: FinishReason = "stop" if request.constraint is None else "constraint"
         matched = None
-        found = _first_stop(text, params)
+        late = len(self._codec.decode(self._codec.encode(text)[: params.min_tokens]))
+        found = _first_stop(text, params, late)
         if found is not None:
             at, matched = found
             text, reason = text[:at], "stop"
@@ -234,19 +239,30 @@ class MockBackend:
         )
 
 
-def _first_stop(text: str, params: SamplingParams) -> tuple[int, str] | None:
-    """Where the stop that is complete first begins, and which it is, as the text comes character by character."""
-    found = [(at + len(stop), at, stop) for stop in params.stop if (at := text.find(stop)) >= 0]
-    for pattern in params.stop_regex:
-        searches = (re.search(pattern, text[:end], _flags(pattern)) for end in range(1, len(text) + 1))
-        match = next((match for match in searches if match), None)
-        if match is not None:
-            found.append((match.end(), match.start(), pattern))
+def _first_stop(text: str, params: SamplingParams, late: int) -> tuple[int, str] | None:
+    """Where the stop that is complete first begins, and which it is, as the text comes character by character; none
+    counts that is complete within `late` characters. ConstraintError for what is no stop pattern."""
+    found = []
+    for stop in params.stop:
+        at = text.find(stop, max(0, late - len(stop) + 1))
+        if at >= 0:
+            found.append((at + len(stop), at, stop))
+    for stop in SAMPLING["stop_regex"]("gen()", "stop_regex", params.stop_regex):
+        wanted = pattern(stop)
+        for end in range(late + 1, len(text) + 1):
+            begin = _matched(wanted, text, end)
+            if begin is not None:
+                found.append((end, begin, stop))
+                break
     return min(found)[1:] if found else None
 
 
-def _flags(pattern: str) -> re.RegexFlag:
-    return re.NOFLAG if "(?u)" in pattern else re.ASCII
+def _matched(wanted: re.Pattern[str], text: str, end: int) -> int | None:
+    """Where the leftmost match that ends just there begins."""
+    match = wanted.search(text, 0, end)
+    while match is not None and wanted.fullmatch(text, match.start(), end) is None:
+        match = wanted.search(text, match.start() + 1, end)
+    return None if match is None else match.start()
 
 
 def _padded(ids: tuple[int, ...]) -> Iterable[int]:
@@ -280,7 +296,7 @@ def _check(output: Output, request: GenerateRequest) -> None:
     if constraint.kind == "choices":
         fits = text in spec
     elif constraint.kind == "regex" and isinstance(spec, str):
-        fits = re.fullmatch(spec, text, _flags(spec)) is not None
+        fits = pattern(spec).fullmatch(text) is not None
     elif constraint.kind == "json_schema" and isinstance(spec, str):
         fits = _validates(text, json.loads(spec))
     else:
@@ -289,6 +305,17 @@ def _check(output: Output, request: GenerateRequest) -> None:
         raise BackendError(
             f"the mock's answer {text!r} for {request.name!r} breaks its {constraint.kind} constraint",
             hint="script an answer that the constraint allows",
+        )
+
+
+def _check_length(output: Output, request: GenerateRequest) -> None:
+    """Raises where a scripted answer is shorter than it may be."""
+    least, count = request.params.min_tokens, len(output.tokens)
+    # A stop may begin before the token that completes it, and a constraint's text may be complete earlier.
+    if count < least and output.matched_stop is None and request.constraint is None:
+        raise BackendError(
+            f"the mock's answer {output.text!r} for {request.name!r} has {count} tokens of min_tokens={least}",
+            hint="script a longer answer, or leave min_tokens out",
         )
 
 

@@ -9,6 +9,7 @@ from threading import Lock
 import numpy as np
 
 from palmette.runtime.constraints.automaton import Automaton, allowed_tokens, forced_run, walk
+from palmette.runtime.constraints.endings import Endings
 from palmette.runtime.constraints.forcing import canonical
 from palmette.runtime.constraints.vocabulary import Vocabulary
 
@@ -59,6 +60,9 @@ class AutomatonConstraint:
 
     def start(self) -> AutomatonMatcher:
         return AutomatonMatcher(self, self.automaton.start)
+
+    def endings(self) -> Endings:
+        return Endings(self.start(), self.vocabulary)
 
     def accepts(self, text: bytes) -> bool:
         state = walk(self.automaton, self.automaton.start, text)

@@ -13,6 +13,7 @@ import llguidance
 import numpy as np
 from llguidance.numpy import fill_next_token_bitmask
 
+from palmette.runtime.constraints.endings import Endings
 from palmette.runtime.constraints.forcing import encode_after
 from palmette.runtime.constraints.vocabulary import Vocabulary
 
@@ -64,6 +65,9 @@ class LlgConstraint:
 
     def start(self) -> LlgMatcher:
         return LlgMatcher(self, self.root.deep_copy(), [])
+
+    def endings(self) -> Endings:
+        return Endings(self.start(), self.vocabulary)
 
     def accepts(self, text: bytes) -> bool:
         tokens = self.vocabulary.segment(text)

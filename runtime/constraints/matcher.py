@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from palmette.runtime.constraints.endings import Endings
 
 
 class Matcher(Protocol):
@@ -59,6 +62,10 @@ class CompiledConstraint(Protocol):
 
     def start(self) -> Matcher:
         """A new matcher at the start of the text."""
+        ...
+
+    def endings(self) -> Endings:
+        """Where a text may end, for one that is still to come."""
         ...
 
     def accepts(self, text: bytes) -> bool:

@@ -7,11 +7,10 @@ begins or ends with such a thing is multiplied out: `(^a|b)c` is `^ac|bc`. What 
 
 from __future__ import annotations
 
-import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from palmette.arguments import pattern as check
 from palmette.errors import ConstraintError
 from palmette.runtime.constraints.charset import ALL, NEWLINE, CharSet, Reading, intersection, shorthand, size, union
 from palmette.runtime.constraints.regex_syntax import (
@@ -72,7 +71,7 @@ def read_search(pattern: str, reading: Reading) -> Language:
 def read_stop(pattern: str) -> Language:
     """The texts that the pattern matches, wherever one begins in a text that is still being written: nothing in it may
     speak of what stands before or behind the match, or match where there is no text."""
-    _check(pattern)
+    check(pattern)
     try:
         node = parse(pattern, Reading.ASCII)
         if (found := _first_assertion(node)) is not None:
@@ -96,7 +95,7 @@ def read_stop(pattern: str) -> Language:
 
 
 def _read(pattern: str, reading: Reading, mode: str) -> Language:
-    _check(pattern)
+    check(pattern)
     try:
         language = _language(parse(pattern, reading), mode)
     except RecursionError:
@@ -104,31 +103,6 @@ def _read(pattern: str, reading: Reading, mode: str) -> Language:
     if all(_never(branch.body) for branch in language.branches):
         raise ConstraintError("no text matches the regex", hint="check its anchors and empty classes")
     return language
-
-
-def _check(pattern: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of set operations to come; `[a-z--x]` is literal as yet
-        try:
-            try:
-                re.compile(pattern, re.ASCII)
-            except ValueError as error:
-                if "incompatible" not in str(error):
-                    raise
-                re.compile(pattern)  # it says (?u)
-        except re.error as error:
-            at = error.pos if error.pos is not None else 0
-            raise ConstraintError(
-                f"not a valid regex: {error.msg}",
-                pointer=f"@{at}",
-                hint=r"\p{...} is not part of Python's re: give the ranges, as in [\u0370-\u03ff]"
-                if pattern[at : at + 2] in (r"\p", r"\P")
-                else "the syntax is that of Python's re module",
-            ) from error
-        except (OverflowError, RecursionError, ValueError) as error:
-            raise ConstraintError(
-                f"not a usable regex: {error}", hint="the syntax is that of Python's re module"
-            ) from error
 
 
 def _language(node: Node, mode: str) -> Language:

@@ -6,11 +6,13 @@ Like `palmette.errors` a common floor: imports nothing else of ours.
 from __future__ import annotations
 
 import math
+import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
-from palmette.errors import ArgumentError, suggestion
+from palmette.errors import ArgumentError, ConstraintError, suggestion
 
 
 def unknown_keyword(where: str, name: str, known: Iterable[str]) -> TypeError:
@@ -102,6 +104,67 @@ def _stop(where: str, name: str, value: object) -> tuple[str, ...]:
     return stops
 
 
+def pattern(text: str) -> re.Pattern[str]:
+    """A regex as constraints and stops read it: in ASCII, unless it says `(?u)`. ConstraintError for what is none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of set operations to come; `[a-z--x]` is literal as yet
+        try:
+            try:
+                return re.compile(text, re.ASCII)
+            except ValueError as error:
+                if "incompatible" not in str(error):
+                    raise
+                return re.compile(text)
+        except re.error as error:
+            at = error.pos if error.pos is not None else 0
+            raise ConstraintError(
+                f"not a valid regex: {error.msg}",
+                pointer=f"@{at}",
+                hint=r"\p{...} is not part of Python's re: give the ranges, as in [\u0370-\u03ff]"
+                if text[at : at + 2] in (r"\p", r"\P")
+                else "the syntax is that of Python's re module",
+            ) from error
+        except (OverflowError, RecursionError, ValueError) as error:
+            raise ConstraintError(
+                f"not a usable regex: {error}", hint="the syntax is that of Python's re module"
+            ) from error
+
+
+# What speaks of the text around a match, in a pattern that is valid; escapes, classes and comments are passed over.
+_AROUND = re.compile(
+    r"(?P<found>\\[AZbB]|\\[1-9](?![0-7]{2})|\(\?(?:<?[=!]|P=|\()|[\^$])"
+    r"|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#[^)]*\)",
+    re.DOTALL,
+)
+_VERBOSE = re.compile(r"\(\?[aiLmsu]*x")
+
+
+def _stop_regex(where: str, name: str, value: object) -> tuple[str, ...]:
+    """What can be told of stop patterns without an engine, which reads them in full."""
+    stops = _stop(where, name, value)
+    for stop in stops:
+        try:
+            empty = pattern(stop).match("") is not None
+        except ConstraintError as error:
+            message = f"{where}: {name} {stop!r}: {error.message}"
+            raise ConstraintError(message, pointer=error.pointer, hint=error.hint) from error
+        around = next((match for match in _AROUND.finditer(stop) if match["found"]), None)
+        if around is not None and not _VERBOSE.search(stop):
+            raise ConstraintError(
+                f"{where}: {name} {stop!r}: an anchor, look-around, word boundary or back-reference has no meaning in "
+                "a text that is still being written",
+                pointer=f"@{around.start()}",
+                hint="leave it out, or say what stands there as a part of the pattern",
+            )
+        if empty:
+            raise ConstraintError(
+                f"{where}: {name} {stop!r} matches the empty text, which would end every text at once",
+                pointer="@0",
+                hint="write it so that it needs at least one character, for instance with + instead of *",
+            )
+    return stops
+
+
 def _token_ids(where: str, name: str, value: object) -> tuple[int, ...]:
     if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
         raise TypeError(f"{where}: {name}= takes a list of token ids, not {value!r}")
@@ -127,7 +190,7 @@ SAMPLING: dict[str, Callable[[str, str, object], Any]] = {
     "n": _samples,
     "stop": _stop,
     "stop_token_ids": _token_ids,
-    "stop_regex": _stop,
+    "stop_regex": _stop_regex,
     "temperature": _between(0, float("inf")),
     "top_p": _between(0, 1, open_low=True),
     "top_k": _top_k,

@@ -11,7 +11,7 @@ from palmette.benchmarks import suite
 from palmette.benchmarks.ablations import ABLATIONS, FULL, variants
 from palmette.benchmarks.manifest import commit, size
 from palmette.benchmarks.measure import Result, measure
-from palmette.benchmarks.report import Report, as_data
+from palmette.benchmarks.report import Report, as_data, heading
 from palmette.benchmarks.subject import load
 from palmette.benchmarks.synthetic import Writer
 from palmette.benchmarks.workload import Setup
@@ -128,6 +128,16 @@ def test_the_run_with_the_median_throughput_is_shown():
     runs = [result(programs=programs) for programs in (5, 1, 3)]
     assert report(full=runs).shown(FULL) is runs[2]
     assert report(full=runs[:2]).shown(FULL) is runs[1]
+
+
+def test_the_heading_counts_the_runs_that_the_median_is_of():
+    broken = result(complete=False)
+    assert heading(report(full=[result()] * 3)).endswith(", median of 3 runs")
+    assert heading(report(full=[result(), result(), broken])).endswith(", median of 2 runs (1 more broken off)")
+    assert heading(report(full=[result(), broken])).endswith("scale 1 (1 more broken off)")
+    assert heading(report(full=[result()])).endswith("scale 1")
+    only = heading(report(full=[broken]))
+    assert only.count("broken off") == 1 and "median" not in only
 
 
 def test_answers_are_compared_with_the_first_full_run():

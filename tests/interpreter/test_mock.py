@@ -93,3 +93,41 @@ def test_logprobs_are_given_where_asked_for():
     asked = run(pt.gen("x", logprobs=1), MockBackend(default="a b")).result("x")
     assert len(asked.logprobs) == len(asked.tokens) == 2
     assert len(asked.logprobs[0].top) == 1
+
+
+@pytest.mark.parametrize("stop", [{"stop": "ab"}, {"stop_regex": "a+b"}, {"stop": ["zz", "ab"], "stop_regex": "q"}])
+def test_no_stop_counts_within_min_tokens(stop):
+    # Three tokens of four letters at most: "ab", " xab", " ab".
+    backend = MockBackend(default="ab xab ab")
+    assert backend.codec.decode(backend.codec.encode("ab xab ab")[:2]) == "ab xab"
+    texts = [run(pt.gen("x", min_tokens=least, **stop), backend)["x"] for least in range(4)]
+    assert texts == ["", "ab x", "ab xab ", "ab xab ab"]
+
+
+def test_an_answer_shorter_than_min_tokens_is_an_error():
+    assert run(pt.gen("x", min_tokens=2), MockBackend(default="a b"))["x"] == "a b"
+    with pytest.raises(pt.BackendError, match="'a b' for 'x' has 2 tokens of min_tokens=3"):
+        run(pt.gen("x", min_tokens=3), MockBackend(default="a b"))["x"]
+    # What the constraint makes complete may be shorter.
+    assert run(pt.gen("x", min_tokens=3, regex="a b"), MockBackend(default="a b"))["x"] == "a b"
+
+
+@pytest.mark.parametrize("pattern", ["(", "a*", "^a", "(?L)a"])
+def test_an_odd_stop_pattern_is_told_as_one(pattern):
+    import asyncio
+
+    from palmette.runtime.protocol import Failed, GenerateRequest, SamplingParams
+
+    async def ask():
+        request = GenerateRequest((1,), SamplingParams(stop_regex=(pattern,)))
+        return [event async for event in MockBackend(default="text").submit(request)]
+
+    (event,) = asyncio.run(ask())
+    assert isinstance(event, Failed) and isinstance(event.error, pt.ConstraintError)
+    assert repr(pattern) in str(event.error)
+
+
+def test_patterns_with_unicode_flags_are_searched():
+    state = run(pt.gen("x", stop_regex="(?iu)É+"), MockBackend(default="ab éÉ"))
+    assert state["x"] == "ab "
+    assert run(pt.gen("x", regex="(?iu)é+"), MockBackend(default="éÉ"))["x"] == "éÉ"

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 import palmette as pt
+from palmette.runtime.protocol import Capabilities
 from palmette.testing import MockBackend, MockCodec
 
 pytestmark = pytest.mark.timeout(20)
@@ -451,3 +452,57 @@ def test_results_and_errors_survive_pickling():
         state["e"]
     twin = pickle.loads(pickle.dumps(caught.value))
     assert (str(twin), twin.hint) == (str(caught.value), caught.value.hint)
+
+
+def test_a_run_says_on_whose_account_it_goes():
+    @pt.function
+    def twice(s):
+        s += "Say " + pt.gen("a", max_tokens=4)
+        branches = s.fork(2)
+        for branch in branches:
+            branch += pt.select("b", choices=["x", "y"])
+        branches.join()
+
+    backend = MockBackend({"a": "hm", "b": "x"})
+    twice.run(backend=backend, priority=3, tenant="ada", namespace="secret")
+    assert len(backend.requests) == 3
+    assert {(r.priority, r.tenant, r.namespace) for r in backend.requests} == {(3, "ada", "secret")}
+    twice.run(backend=backend)
+    assert backend.requests[-1].tenant == ""
+
+
+@pytest.mark.parametrize(
+    ("account", "problem"),
+    [({"priority": "high"}, "priority"), ({"tenant": 3}, "tenant"), ({"namespace": None}, "namespace")],
+)
+def test_an_account_is_checked(account, problem):
+    @pt.function
+    def ask(s):
+        s += pt.gen("a")
+
+    with pytest.raises(TypeError, match=problem):
+        ask.run(backend=MockBackend(), **account)
+    with pytest.raises(TypeError, match="did you mean 'tenant'"):
+        ask.run(backend=MockBackend(), tennant="ada")
+
+
+def test_a_body_keeps_a_parameter_that_is_named_like_an_account():
+    @pt.function
+    def ask(s, tenant):
+        s += f"{tenant}: " + pt.gen("a")
+
+    backend = MockBackend({"a": "yes"})
+    assert ask.run(tenant="Ada", backend=backend).text() == "Ada: yes"
+    assert backend.requests[0].tenant == ""
+
+
+def test_a_backend_that_knows_no_accounts_refuses_one():
+    @pt.function
+    def ask(s):
+        s += pt.gen("a")
+
+    plain = MockBackend({"a": "yes"}, capabilities=Capabilities("plain"))
+    with pytest.raises(pt.CapabilityError, match=r"run\(namespace=\.\.\.\)"):
+        ask.run(backend=plain, namespace="secret")
+    assert plain.requests == []
+    assert ask.run(backend=plain, namespace="").text() == "yes"

@@ -50,6 +50,11 @@ def test_sglangs_spellings():
         ({"n": 3, "best_of": 2}, pt.ArgumentError, "below n=3"),
         ({"best_of": 0}, pt.ArgumentError, "best_of is at least 1"),
         ({"stop_regex": [""]}, pt.ArgumentError, "empty string"),
+        ({"stop_regex": ["a", "b("]}, pt.ConstraintError, r"stop_regex 'b\(': not a valid regex"),
+        ({"stop_regex": "a*"}, pt.ConstraintError, "matches the empty text"),
+        ({"stop_regex": r"\p{L}"}, pt.ConstraintError, "give the ranges"),
+        ({"token_healing": 1}, TypeError, "token_healing= takes True or False"),
+        ({"choices": ["a"], "choices_method": "probability", "token_healing": True}, TypeError, "token_healing="),
         ({"logprob_token_ids": 3}, TypeError, "list of token ids"),
         ({"echo": True}, TypeError, "state.text"),
         ({"prompt_logprobs": 1}, TypeError, "engine.generate"),
@@ -154,3 +159,22 @@ def test_more_that_gen_refuses():
         schema = {"items": schema}
     with pytest.raises(pt.ConstraintError, match="cannot be written as JSON"):
         pt.gen("x", json_schema=schema)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "at"),
+    [("^a", 0), ("ab$", 2), (r"a\b", 1), ("a(?=b)", 1), ("a(?!b)", 1), ("(?<=b)a", 0), ("(?<!b)a", 0), (r"(a)\1", 3)],
+)
+def test_a_stop_pattern_that_looks_around_is_refused_where_it_stands(pattern, at):
+    for call in (pt.gen, pt.function):
+        with pytest.raises(pt.ConstraintError, match="still being written") as caught:
+            call(stop_regex=["x", pattern]) if call is pt.gen else pt.function(lambda s: None, stop_regex=pattern)
+        assert caught.value.pointer == f"@{at}" and repr(pattern) in str(caught.value) and caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"\$\^", "[$^]+", r"[\b]x", r"[]^$]a", r"[^\]^$]b", r"\101", "(?#$)a", "(?x)a # $", "(?P<n>a)b", "(?u)é+"],
+)
+def test_a_stop_pattern_that_only_looks_so_is_taken(pattern):
+    assert pt.gen("x", stop_regex=pattern).sampling.stop_regex == (pattern,)

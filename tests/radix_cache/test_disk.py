@@ -410,7 +410,7 @@ def prompt(i: int) -> list[int]:
     return [i % 7] * 9 + list(range(i, i + i % 40))
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.skipif(os.name != "posix", reason="only there it can be asked whether a writer still runs")
 def test_a_writer_killed_at_any_moment_leaves_nothing_wrong(tmp_path):
     chance, max_bytes, found = np.random.default_rng(), 400_000, 0
     for run in range(5):

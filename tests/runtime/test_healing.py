@@ -45,6 +45,7 @@ class TableModel:
 
     def __init__(self, width: int, scale: float = 2.0) -> None:
         self.vocab_width = width
+        self.sampler = None
         self.scale = scale
         self.gate = threading.Event()
         self.gate.set()
@@ -734,3 +735,47 @@ def test_a_backend_that_does_not_heal_refuses_by_name() -> None:
 
     with pytest.raises(pt.CapabilityError, match="token_healing"):
         program.run(backend=MockBackend())
+
+
+@pytest.mark.parametrize("heat", [1e-300, 1e-308, 5e-324])
+def test_at_the_least_temperatures_the_likeliest_cover_is_certain(table_engine, heat: float) -> None:
+    engine = table_engine()
+    prompt = engine.tokenizer.encode("dabcaabca")
+    cold = [engine.generate(prompt, token_healing=True, max_tokens=4, seed=seed, temperature=1e-6) for seed in range(6)]
+    for seed, want in enumerate(cold):
+        out = engine.generate(prompt, token_healing=True, max_tokens=4, seed=seed, temperature=heat)
+        assert (out.tokens, out.healed) == (want.tokens, want.healed)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_model_that_gives_no_numbers_ends_a_healing_by_that(table_engine, monkeypatch, value: float) -> None:
+    engine = table_engine()
+    monkeypatch.setattr(TableModel, "logits", lambda self, tokens: torch.full((self.vocab_width,), value))
+    for heat in (0, 1):
+        with pytest.raises(BackendError, match="the model gives no numbers where the prompt's end, 'ab', is healed"):
+            engine.generate(engine.tokenizer.encode("dab"), token_healing=True, max_tokens=3, temperature=heat)
+
+
+def test_token_healing_is_a_default_of_the_run(table_engine) -> None:
+    engine = table_engine()
+
+    @pt.function
+    def program(s: Any) -> None:
+        s += "dabca" + pt.gen("x", max_tokens=4) + pt.gen("y", max_tokens=4, token_healing=False)
+
+    def healed(**settings: Any) -> int:
+        return program.run(backend=engine, seed=3, **settings).result("x").healed
+
+    assert healed() == healed(token_healing=False) == 0
+    assert healed(token_healing=True) > 0
+    other = pt.function(token_healing=True)(program.body)
+    result = other.run(backend=engine, seed=3).result("x")
+    assert result.healed == healed(token_healing=True) == result.meta_info()["healed"]
+    assert other.run(backend=engine, seed=3, token_healing=False).result("x").healed == 0
+    with pytest.raises(TypeError, match="token_healing= takes True or False"):
+        program.run(backend=engine, token_healing="yes")
+    # Where nothing is to be healed, no backend need be able to.
+    assert program.run(backend=MockBackend(default="a"), token_healing=False)["x"] == "a"
+    with pytest.raises(pt.CapabilityError, match="token_healing"):
+        program.run(backend=MockBackend(default="a"), token_healing=True)

@@ -120,11 +120,17 @@ def test_just_what_may_become_a_match_is_held_back(pattern: str, text: str) -> N
 def test_where_a_match_may_not_begin_the_next_place_that_counts_is_found(
     pattern: str, text: str, sizes: list[int], refused: set[int], late: int
 ) -> None:
-    stream = TextStream((), [compiled_or_refused(pattern)])
+    asked: list[int] = []
+
+    def opens(at: int) -> bool:
+        asked.append(at)
+        return at not in refused
+
+    stream = TextStream((), [compiled_or_refused(pattern)], opens=opens)
     pieces = [text[:late].encode(), *cut_up(text[late:], sizes)]
-    hits = [stream.feed(pieces[0], None)]
+    hits = [stream.feed(pieces[0], counts=False)]
     for piece in pieces[1:]:
-        hits.append(stream.feed(piece, lambda at: at not in refused))
+        hits.append(stream.feed(piece))
         if hits[-1] is not None:
             break
     want = None
@@ -134,6 +140,8 @@ def test_where_a_match_may_not_begin_the_next_place_that_counts_is_found(
         if want is not None:
             break
     assert (hits[-1] and hits[-1].at) == want
+    # However many matches begin at a place, it is asked about once.
+    assert len(asked) == len(set(asked))
 
 
 def test_strings_and_patterns_end_a_text_together() -> None:
