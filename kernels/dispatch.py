@@ -1,23 +1,54 @@
-"""Which implementation of the operations runs on a device, and why."""
+"""Which implementation of the operations runs on a device, and why; and whether it gives the same bits each time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import os
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
+from palmette.errors import ArgumentError, suggestion
 from palmette.kernels import reference
+from palmette.kernels.blocks import Stored
+
+if TYPE_CHECKING:
+    from palmette.kernels.cpu.sampling import Sampler
+
+# Names a choice for processors where the best is not wanted: "cpu" (refused where it cannot be) or "reference".
+CHOICE: Final = "PALMETTE_KERNELS"
+
+
+class Kernels(Protocol):
+    """What a model asks of an implementation.
+
+    name: of the implementation. formats: block formats that weights may stay in. ops: its operations one by one, with
+    which runtime/models/tape.py runs a tape; None where `compile` makes a tape a function of batch and cache.
+    """
+
+    name: str
+    formats: Collection[str]
+    ops: Ops | None
+
+    def pack_linear(self, parts: Sequence[Stored], bias: torch.Tensor | None = None) -> Any:
+        """Weights [out_i, in] side by side as one, in the implementation's own layout."""
+        ...
+
+    def compile(self, tape: Sequence[Any]) -> Callable[..., torch.Tensor]:
+        """A whole step as one call, where there are no `ops`."""
+        ...
+
+    def sampler(self) -> Sampler | None:
+        """What draws tokens from logits, where the implementation has something of its own."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Kernels:
-    """One implementation of every operation of a tape; `reference` documents each. What `pack_linear` and `prepare`
-    return is the implementation's own affair."""
+class Ops:
+    """Every operation of a tape as a function on tensors; `reference` documents each. What `prepare` returns is the
+    implementation's own affair."""
 
-    name: str
-    pack_linear: Callable[..., Any]
     prepare: Callable[..., Any]
     linear: Callable[..., torch.Tensor]
     linear_add: Callable[..., torch.Tensor]
@@ -32,21 +63,77 @@ class Kernels:
     logits: Callable[..., torch.Tensor]
 
 
+class Reference:
+    """Plain torch, on any device."""
+
+    name = "reference"
+    formats: Collection[str] = ()
+    ops: Ops | None = Ops(**{field.name: getattr(reference, field.name) for field in fields(Ops)})
+
+    def pack_linear(self, parts: Sequence[Stored], bias: torch.Tensor | None = None) -> reference.LinearWeight:
+        return reference.pack_linear([part for part in parts if isinstance(part, torch.Tensor)], bias)
+
+    def compile(self, tape: Sequence[Any]) -> Callable[..., torch.Tensor]:
+        raise NotImplementedError("the reference kernels run a tape operation by operation")
+
+    def sampler(self) -> Sampler | None:
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The kernels for a device, and in words why these."""
+    """The kernels for a device, and in words why these. cost: what is lost by not having better ones, or ""."""
 
     kernels: Kernels
     reason: str
+    cost: str = ""
 
 
-def table(name: str, module: Any) -> Kernels:
-    """The kernels that a module defines, each under its own name."""
-    names = [field for field in Kernels.__dataclass_fields__ if field != "name"]
-    return Kernels(name, **{field: getattr(module, field) for field in names})
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Whether a token's logits are the same bits in every batch, chunk and cache state, and in words why."""
+
+    same_bits: bool
+    reason: str
 
 
 def choose(device: torch.device | str) -> Choice:
-    """The kernels for a device. Plain torch runs everywhere, and is all there is so far."""
+    """The kernels for a device. ArgumentError where the environment names some that cannot be had."""
     kind = torch.device(device).type
-    return Choice(table("reference", reference), f"reference (plain torch) on {kind}: no other kernels are built in")
+    wanted = os.environ.get(CHOICE, "")
+    if wanted not in ("", "cpu", "reference"):
+        hint = suggestion(wanted, ("cpu", "reference"))
+        raise ArgumentError(f"{CHOICE}={wanted}: there are no such kernels", hint=hint)
+    if kind != "cpu":
+        return Choice(Reference(), f"reference (plain torch) on {kind}: no other kernels are built in")
+    if wanted == "reference":
+        return Choice(Reference(), f"reference (plain torch): {CHOICE} names it")
+    from palmette.kernels.cpu.native_kernels import NativeKernels, NotBuilt
+
+    try:
+        native = NativeKernels()
+    except NotBuilt as error:
+        if wanted == "cpu":
+            hint = "install palmette where a C++ compiler is found"
+            raise ArgumentError(f"{CHOICE}=cpu: {error}", hint=hint) from error
+        cost = "a step takes many times as long, and weights in blocks are spread out to fp32 in memory"
+        return Choice(Reference(), f"reference (plain torch): {error}", cost)
+    return Choice(native, f"C++ for {native.level}, of the levels {', '.join(native.levels)} that run here")
+
+
+def promise(kernels: Kernels, device: torch.device | str, dtype: torch.dtype) -> Promise:
+    """What kernels promise for weights of a dtype on a device."""
+    if kernels.ops is None:
+        return Promise(True, _FIXED)
+    kind = torch.device(device).type
+    if kind != "cpu":
+        return Promise(False, f"on {kind} torch chooses the order of its sums by the shape of the batch")
+    # See reference.pack_linear.
+    if dtype != torch.float32:
+        return Promise(False, f"torch's sums of {str(dtype).removeprefix('torch.')} are in no fixed order")
+    if not torch.backends.mkldnn.is_available():
+        return Promise(False, "this build of torch has no oneDNN, whose sums are in a fixed order")
+    return Promise(True, _FIXED)
+
+
+_FIXED: Final = "all sums are taken in an order that depends on nothing but a token's position"

@@ -7,6 +7,7 @@ Weights are [out, in] as torch has them. Activations are in the model's dtype, e
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,12 +25,13 @@ class LinearWeight(NamedTuple):
     packed: bool
 
 
-def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearWeight:
-    """The weight in the layout that `linear` wants.
+def pack_linear(parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> LinearWeight:
+    """Weights [out_i, in] side by side as one, in the layout that `linear` wants.
 
     On a CPU that is oneDNN's for float32: as measured, it gives each row the same bits whatever stands beside it in
     the batch, which MKL's (behind F.linear) does not below four rows, and it is faster from two rows on.
     """
+    weight = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
     if weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available():
         return LinearWeight(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), bias, True)
     return LinearWeight(weight.contiguous(), bias, False)

@@ -20,6 +20,7 @@ from palmette.radix_cache.eviction import POLICIES as EVICTION
 from palmette.radix_cache.slots import SlotPool
 from palmette.runtime.job import Job, Span
 from palmette.runtime.models.model import Model
+from palmette.runtime.native_sampler import drawn_natively
 from palmette.runtime.request import GenerateJob
 from palmette.runtime.sampler import Drawn, Row, sample
 from palmette.runtime.scheduler import Scheduler
@@ -81,6 +82,7 @@ class EngineCore:
             tier=self.tier,
         )
         self.counters = Counters()
+        self._sample = sample if model.sampler is None else drawn_natively(model.sampler)
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="palmette-masks")
         self._token_count = token_count
         self._words = (model.vocab_width + 31) // 32
@@ -95,6 +97,10 @@ class EngineCore:
             self.counters.requests += 1
             self.counters.prompt_tokens += job.prompt_length
         job.started = time.monotonic()
+        if job.cancelled:
+            # Given up while its prompt was healed, say: it must not draw a token in the next step.
+            self._give_up(job)
+            return
         if isinstance(job, GenerateJob):
             try:
                 job.begin()
@@ -122,7 +128,7 @@ class EngineCore:
         try:
             logits = self._forward([(job, span) for (job, _), spans in work for span in spans])
             rows = masks.result()
-            drawn = sample(logits[: len(rows)], rows) if rows else []
+            drawn = self._sample(logits[: len(rows)], rows) if rows else []
         except Exception as error:
             self._fail(plan, masks, error)
             return True
@@ -159,11 +165,14 @@ class EngineCore:
     def _abort_cancelled(self) -> None:
         for job in [*self.scheduler.running, *self.scheduler.waiting]:
             if job.cancelled and not job.done:
-                if isinstance(job, GenerateJob):
-                    job.finish("cancelled")
-                else:
-                    job.fail(Cancelled("the score request was cancelled"))
-                self._end(job, given_up=True)
+                self._give_up(job)
+
+    def _give_up(self, job: Job) -> None:
+        if isinstance(job, GenerateJob):
+            job.finish("cancelled")
+        else:
+            job.fail(Cancelled("the score request was cancelled"))
+        self._end(job, given_up=True)
 
     def _unstick(self, patient: bool) -> bool:
         """Nobody could be served. Where programs hold what is needed, a hold gives way; where a job cannot get its

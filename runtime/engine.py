@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -16,7 +16,6 @@ import torch
 
 from palmette.arguments import flag, integer, unknown_keyword
 from palmette.errors import ArgumentError, CapabilityError
-from palmette.radix_cache.disk import DiskTier
 from palmette.runtime import options
 from palmette.runtime.core import EngineCore
 from palmette.runtime.group import Group
@@ -38,8 +37,9 @@ from palmette.runtime.protocol import (
     ScoreRequest,
     ScoreResult,
 )
-from palmette.runtime.settings import EngineSettings, refuse_later, refuse_unknown
+from palmette.runtime.settings import EngineSettings, refuse_unknown
 from palmette.runtime.stream import Chunk, Stream, chunks
+from palmette.runtime.tier import open_disk
 from palmette.runtime.tokenizer import Tokenizer
 
 _SETTINGS = tuple(EngineSettings.__dataclass_fields__)
@@ -48,12 +48,16 @@ _SETTINGS = tuple(EngineSettings.__dataclass_fields__)
 class Engine:
     """A model in this process, with prefix cache, continuous batching and constrained decoding.
 
-    model: a name that palmette knows ("smollm2-135m"), a folder, a .gguf file, or a hub id. dtype: "fp32", "bf16",
-    "fp16"; None: as stored (quantised weights compute in fp32). kv_tokens: size of the KV cache in tokens.
-    max_running: requests in progress at once; max_step_tokens: tokens that one step computes (prefill chunks are cut
-    to it). threads: CPU threads, for the whole process. seed: what requests without a seed derive theirs from.
-    deterministic: True demands bit-identical results in every batch and schedule, and fails where they cannot be had;
-    otherwise the kernels' own is taken, which in fp32 on the CPU is the same (`palmette doctor` tells).
+    model: a name that palmette knows ("smollm2-135m"), a folder, a .gguf file, or a hub id. dtype: what the weights are
+    held in: "fp32", "bf16", "fp16". quantization: the same, or blocks: "q8_0", "q4_0", "q4_1", where the kernels read
+    them (`palmette doctor` tells). Neither: as stored; blocks that the kernels do not read become fp32.
+    kv_tokens: size of the KV cache in tokens. max_running: requests in progress at once; max_step_tokens: tokens that
+    one step computes (prefill chunks are cut to it). threads: CPU threads, for the whole process. seed: what requests
+    without a seed derive theirs from.
+    deterministic: True demands bit-identical results in every batch and schedule, and fails where they cannot be had.
+    None takes them where the kernels have them, which on the CPU they do (`palmette doctor` tells). False says that
+    nobody relies on them: they may be given up where that is faster, which no kernel so far is, so that today it gives
+    what None does.
 
     cache: keep prefixes for later requests; "flat" finds whole prompts again only (for comparisons). cache_dir: a
     folder in which they are kept across restarts too, at most cache_dir_bytes of them. policy, who is let in first:
@@ -88,7 +92,6 @@ class Engine:
         **unknown: Any,
     ) -> None:
         refuse_unknown(unknown, Engine.__init__.__kwdefaults__ or {})
-        refuse_later(quantization=quantization)
         settings = EngineSettings(
             kv_tokens=kv_tokens,
             max_running=max_running,
@@ -102,12 +105,14 @@ class Engine:
             hints=hints,
             seed=seed,
         )
+        if deterministic is not None:
+            flag("Engine()", "deterministic", deterministic)
         if threads is not None:
             torch.set_num_threads(integer("Engine()", "threads", threads, least=1))
-        loaded, tokenizer = load_model(resolve(model), dtype=dtype, device=device)
+        loaded, tokenizer = load_model(resolve(model), dtype=dtype, quantization=quantization, device=device)
         if deterministic and not loaded.batch_invariant:
             raise CapabilityError(
-                f"deterministic=True: {loaded.dtype} on {loaded.device} has no bit-identical kernels",
+                f"deterministic=True: results are not bit-identical here: {loaded.promise.reason}",
                 hint='use dtype="fp32" on the CPU, or leave deterministic out',
             )
         self._start(loaded, tokenizer, settings)
@@ -139,7 +144,7 @@ class Engine:
                 eviction=settings.eviction,
                 dedupe=settings.dedupe,
                 hints=settings.hints,
-                disk=_disk_tier(model, settings),
+                disk=open_disk(model, settings),
             )
         except MemoryError:
             size = self.kv_tokens * model.kv_bytes_per_token / 2**30
@@ -158,13 +163,13 @@ class Engine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(name="engine", holds=self._hints)
+        return Capabilities(name="engine", holds=self._hints, account=True)
 
     @property
     def codec(self) -> Tokenizer:
         return self.tokenizer
 
-    async def submit(self, request: GenerateRequest) -> AsyncIterator[Event]:
+    async def submit(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """Deltas (if the request streams), then one terminal event. Closing the iterator cancels the request."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
@@ -380,22 +385,6 @@ class Engine:
             if not isinstance(event, Delta):
                 return _outputs(event)
         raise closed_error()
-
-
-def _disk_tier(model: Model, settings: EngineSettings) -> DiskTier | None:
-    if settings.cache_dir is None:
-        return None
-    try:
-        return DiskTier(
-            Path(settings.cache_dir).expanduser(),
-            fingerprint=model.fingerprint,
-            bytes_per_token=model.kv_bytes_per_token,
-            max_bytes=settings.cache_dir_bytes,
-        )
-    except ArgumentError as error:
-        raise ArgumentError(
-            f"Engine(): cache_dir={str(settings.cache_dir)!r}: {error.message}", hint=error.hint
-        ) from None
 
 
 def _post(loop: asyncio.AbstractEventLoop, events: asyncio.Queue[Event], event: Event) -> None:

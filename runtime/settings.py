@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from palmette.arguments import flag, integer, unknown_keyword
-from palmette.errors import ArgumentError, CapabilityError, suggestion
+from palmette.errors import ArgumentError, suggestion
 from palmette.radix_cache.eviction import POLICIES as EVICTION
 from palmette.runtime.policies import POLICIES
 
@@ -69,10 +69,3 @@ def refuse_unknown(given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     """TypeError with a suggestion for the first keyword that an engine does not know."""
     for name in given:
         raise unknown_keyword("Engine()", name, [*known, *(field.name for field in fields(EngineSettings))])
-
-
-def refuse_later(**settings: object) -> None:
-    """Settings that are named already and do not work yet: refused, not ignored."""
-    for name, value in settings.items():
-        if value is not None:
-            raise CapabilityError(f"Engine({name}=...) does nothing in this version", hint=f"leave {name} out")

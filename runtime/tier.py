@@ -6,11 +6,37 @@ of any tokens can be put together.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 
+from palmette.errors import ArgumentError
 from palmette.radix_cache.disk import DiskTier
 from palmette.runtime.models.tape import KV
+
+if TYPE_CHECKING:
+    from palmette.runtime.models.model import Model
+    from palmette.runtime.settings import EngineSettings
+
+
+def open_disk(model: Model, settings: EngineSettings) -> DiskTier | None:
+    """The store that an engine's settings name, for KV of this model; None where they name none. ArgumentError where
+    it cannot be opened."""
+    if settings.cache_dir is None:
+        return None
+    try:
+        return DiskTier(
+            Path(settings.cache_dir).expanduser(),
+            fingerprint=model.fingerprint,
+            bytes_per_token=model.kv_bytes_per_token,
+            max_bytes=settings.cache_dir_bytes,
+        )
+    except ArgumentError as error:
+        raise ArgumentError(
+            f"Engine(): cache_dir={str(settings.cache_dir)!r}: {error.message}", hint=error.hint
+        ) from None
 
 
 class KVTier:

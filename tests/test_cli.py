@@ -359,6 +359,28 @@ def test_chat_with_the_model():
     assert first == second != "" and reset == "(a new conversation)"
 
 
+# -- Ctrl-C ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["models", "list"], ["bench", "W1"], ["run", "x.py"]])
+def test_ctrl_c_while_libraries_are_imported_is_said(command, monkeypatch, capsys):
+    class Importing:
+        """Ctrl-C in the middle of the import of a command's module."""
+
+        def find_spec(self, name, path=None, target=None):
+            if name.startswith("palmette.cli."):
+                raise KeyboardInterrupt
+
+    for name in [name for name in sys.modules if name.startswith("palmette.cli.") and not name.endswith(".app")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Importing(), *sys.meta_path])
+    assert main(command) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    monkeypatch.delitem(sys.modules, "palmette.cli.app")
+    assert main(command) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
 # -- models and doctor -------------------------------------------------------------------------------------------------
 
 
@@ -393,7 +415,10 @@ def test_doctor_json(capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["palmette"]["version"] == "0.1.0"
     assert found["torch"]["threads"] >= 1 and found["torch"]["version"].startswith("2.")
-    assert "cpu" in found["kernels"] and "reference" in found["kernels"]["cpu"]
+    assert found["kernels"]["cpu"].startswith(("C++ for ", "reference (plain torch): "))
+    assert found["same tokens"]["cpu fp32"].startswith("bit-identical in every batch and schedule: ")
+    levels = ("bit-identical in every batch and schedule: ", "not promised: ")
+    assert found["same tokens"]["cpu bf16"].startswith(levels) and found["same tokens"]["default"]
     assert found["libraries"]["llguidance"][0].isdigit()
     assert "smollm2-135m" in found["models"]["known"]
 
@@ -401,7 +426,7 @@ def test_doctor_json(capsys):
 def test_doctor_for_people(capsys):
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    for section in ("python", "torch", "processor", "kernels", "libraries", "models"):
+    for section in ("python", "torch", "processor", "kernels", "same tokens", "libraries", "models"):
         assert section in out
 
 
@@ -410,8 +435,10 @@ def test_doctor_with_a_model(capsys):
     assert main(["doctor", "--model", "smollm2-135m", "--json"]) == 0
     model = json.loads(capsys.readouterr().out)["model"]
     assert model["layers"] == 30 and model["context"] == 8192
-    # k and v, 30 layers, 3 heads of 64, 4 bytes each
-    assert model["kv_bytes_per_token"] == 2 * 30 * 3 * 64 * 4
+    # k and v, 30 layers, 3 heads of 64
+    size = {"bfloat16": 2, "float32": 4}[model["kv_dtype"]]
+    assert model["kv_bytes_per_token"] == 2 * 30 * 3 * 64 * size
+    assert "in Q4_1" in model["weights"] or "in float32" in model["weights"]
     assert model["kv_tokens"] > 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from palmette.errors import ModelError
+from palmette.kernels.blocks import Blocks, Stored, block_length, quantize
 from palmette.runtime.models.architecture import Architecture, Parameter, parameters
 
 if TYPE_CHECKING:
@@ -20,17 +21,37 @@ if TYPE_CHECKING:
     from palmette.runtime.tokenizer import Tokenizer
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How weights are held: in `dtype`, but matrices that are stored in one of the block `formats` as they are.
+    quantization: the format that all other matrices are brought into whose rows are whole blocks."""
+
+    dtype: torch.dtype
+    formats: Collection[str] = ()
+    quantization: str | None = None
+
+    def of(self, weight: Stored, device: torch.device) -> Stored:
+        if isinstance(weight, Blocks):
+            return weight
+        block = block_length(self.quantization) if self.quantization is not None else 0
+        if self.quantization is not None and weight.dim() == 2 and weight.shape[1] % block == 0:
+            return quantize(weight, self.quantization)
+        return weight.to(device=device, dtype=self.dtype).contiguous()
+
+
 class TensorSource(Protocol):
     """Tensors by the names that the files give them."""
 
     def shapes(self) -> dict[str, tuple[int, ...]]: ...
 
-    def read(self, name: str) -> torch.Tensor: ...
+    def read(self, name: str, formats: Collection[str] = ()) -> Stored:
+        """A tensor, or blocks where it is stored in one of these formats."""
+        ...
 
     def close(self) -> None: ...
 
 
-def as_stored(parameter: Parameter, tensor: torch.Tensor) -> torch.Tensor:
+def as_stored(parameter: Parameter, tensor: Stored) -> Stored:
     """The tensor as the files have it."""
     return tensor
 
@@ -51,7 +72,7 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
     tokenizer: Callable[[], Tokenizer]
     where: str
     ignored: Callable[[str], bool] = field(default=lambda name: False)
-    restore: Callable[[Parameter, torch.Tensor], torch.Tensor] = as_stored
+    restore: Callable[[Parameter, Stored], Stored] = as_stored
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -83,19 +104,20 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
             hint = "the output matrix may be the embedding: then tie_word_embeddings in config.json must be true"
         raise ModelError(f"{self.where} ({self.arch.family}): tensors " + "; ".join(parts), hint=hint)
 
-    def fetcher(self, dtype: torch.dtype, device: torch.device, progress: Progress | None = None) -> Fetch:
-        """A function that reads a tensor into memory of its own, in this dtype on this device."""
+    def fetcher(self, form: Form, device: torch.device, progress: Progress | None = None) -> Fetch:
+        """A function that reads a weight in this form on this device."""
         table = {(p.name, p.layer): p for p in parameters(self.arch)}
         done = 0
 
-        def fetch(name: str, layer: int) -> torch.Tensor:
+        def fetch(name: str, layer: int) -> Stored:
             nonlocal done
             parameter = table[name, layer]
-            tensor = self.restore(parameter, self.source.read(self.names(parameter)))
+            formats = form.formats if len(parameter.shape) == 2 else ()
+            weight = self.restore(parameter, self.source.read(self.names(parameter), formats))
             done += 1
             if progress:
                 progress(done, len(table))
-            return tensor.to(device=device, dtype=dtype).contiguous()
+            return form.of(weight, device)
 
         return fetch
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 
 from palmette.errors import ModelError
-from palmette.runtime.models.blocks import FORMATS
+from palmette.kernels.blocks import Blocks, Stored
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -45,7 +46,8 @@ class GgufFile:
         self.tensors: dict[str, TensorInfo] = {}
         with path.open("rb") as file:
             try:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                # Private and writable, since torch warns of memory that is not; nobody writes.
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             except ValueError:
                 raise _damaged(path, "it is empty") from None
         try:
@@ -86,20 +88,18 @@ class GgufFile:
         kinds = {info.kind for info in self.tensors.values() if len(info.shape) > 1}
         return _PLAIN.get(gguf.GGMLQuantizationType(kinds.pop())) if len(kinds) == 1 else None
 
-    def read(self, name: str) -> torch.Tensor:
-        """A copy of the tensor: in its own dtype where it is stored plainly, else dequantised to float32."""
+    def read(self, name: str, formats: Collection[str] = ()) -> Stored:
+        """The tensor in its own dtype where it is stored plainly (a copy), as blocks over the memory map where their
+        format is one of `formats`, else spread out to float32."""
         info = self.tensors[name]
         kind = gguf.GGMLQuantizationType(info.kind)
         block, size = gguf.GGML_QUANT_SIZES[kind]
         count = int(np.prod(info.shape, dtype=np.int64))
         raw = np.frombuffer(self._map, dtype=np.uint8, count=count // block * size, offset=info.offset)
         if kind in _PLAIN:
-            return torch.frombuffer(bytearray(raw), dtype=_PLAIN[kind]).reshape(info.shape)
-        if kind in FORMATS:
-            blocks = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(-1, size)
-            return FORMATS[kind](blocks).view(info.shape)
-        rows = raw.reshape(*info.shape[:-1], -1)
-        return torch.from_numpy(np.ascontiguousarray(gguf.dequantize(rows, kind))).reshape(info.shape)
+            return torch.from_numpy(raw.copy()).view(_PLAIN[kind]).reshape(info.shape)
+        blocks = Blocks(kind.name, torch.from_numpy(raw).view(*info.shape[:-1], -1))
+        return blocks if kind.name in formats else blocks.spread()
 
     def _read_header(self) -> None:
         magic, version = self._map[:4], 0

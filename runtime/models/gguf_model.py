@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from palmette.errors import ModelError
+from palmette.kernels.blocks import Blocks, Stored
 from palmette.runtime.models.architecture import Architecture, LayerKind, Parameter, Rope
 from palmette.runtime.models.checkpoint import Checkpoint, as_stored
 from palmette.runtime.models.gguf_file import GgufFile
@@ -64,7 +66,7 @@ def open_gguf(path: Path) -> Checkpoint:
 
         return Tokenizer(gguf_parts(file.metadata, name=path.stem), width=arch.vocab)
 
-    def restore(parameter: Parameter, tensor: torch.Tensor) -> torch.Tensor:
+    def restore(parameter: Parameter, tensor: Stored) -> Stored:
         if parameter.name in ("q", "q_bias"):
             return _halves(tensor, arch.heads)
         return _halves(tensor, arch.kv_heads) if parameter.name in ("k", "k_bias") else tensor
@@ -165,9 +167,11 @@ def _layers(file: GgufFile, family: str, head_dim: int) -> tuple[LayerKind, ...]
     return (LayerKind(rope, window),) * count
 
 
-def _halves(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+def _halves(tensor: Stored, heads: int) -> Stored:
     """Rows of Llama's q and k from pairs that lie side by side, as GGUF has them, to pairs that lie half a head apart,
     as `rope` turns them."""
+    if isinstance(tensor, Blocks):
+        return tensor.take(_halves(torch.arange(len(tensor.data)), heads))
     rest = tensor.shape[1:]
     return tensor.reshape(heads, -1, 2, *rest).transpose(1, 2).reshape(tensor.shape)
 
@@ -181,8 +185,8 @@ class _Source:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: info.shape for name, info in self._file.tensors.items()}
 
-    def read(self, name: str) -> torch.Tensor:
-        return self._file.read(name)
+    def read(self, name: str, formats: Collection[str] = ()) -> Stored:
+        return self._file.read(name, formats)
 
     def close(self) -> None:
         self._file.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ class SafetensorsSource:
                 return names[stored]
         raise ModelError("the safetensors files hold no tensors", hint="fetch the files again")
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, formats: Collection[str] = ()) -> torch.Tensor:
         # A copy: the map is closed when the model is loaded.
         tensor: torch.Tensor = self._files[self._where[name]].get_tensor(name)
         return tensor.clone()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from palmette.kernels.blocks import Stored
 from palmette.kernels.dispatch import Kernels
 from palmette.runtime.models.architecture import Architecture
 from palmette.runtime.models.tape import (
@@ -24,15 +25,24 @@ from palmette.runtime.models.tape import (
     Tape,
 )
 
-Fetch = Callable[[str, int], torch.Tensor]
-"""(our name, layer or -1) -> the tensor in the model's dtype on its device. Asked once for each parameter."""
+Fetch = Callable[[str, int], Stored]
+"""(our name, layer or -1) -> the tensor in the model's dtype on its device, or blocks that its kernels can read, for
+matrices. Asked once for each parameter."""
 
 
 def lower(arch: Architecture, fetch: Fetch, kernels: Kernels, device: torch.device) -> Tape:
     """The tape of the model. Reads every tensor of `parameters(arch)` exactly once."""
 
+    def vector(name: str, layer: int) -> torch.Tensor:
+        found = fetch(name, layer)
+        assert isinstance(found, torch.Tensor)
+        return found
+
+    def bias(names: tuple[str, ...], layer: int, there: bool) -> torch.Tensor | None:
+        return torch.cat([vector(f"{name}_bias", layer) for name in names]) if there else None
+
     def norm_weight(name: str, layer: int) -> torch.Tensor:
-        weight = fetch(name, layer)
+        weight = vector(name, layer)
         return weight + arch.norm_offset if arch.norm_offset else weight
 
     embedding = fetch("embed", -1)
@@ -41,11 +51,10 @@ def lower(arch: Architecture, fetch: Fetch, kernels: Kernels, device: torch.devi
     ops.extend(Angles(rope.inv_freq().to(device), f"angles{r}") for r, rope in enumerate(ropes))
     scale = arch.attention_scale or arch.head_dim**-0.5
     for i, layer in enumerate(arch.layers):
-        weights = [fetch(name, i) for name in ("q", "k", "v")]
-        biases = [fetch(f"{name}_bias", i) for name in ("q", "k", "v")] if arch.qkv_bias else []
+        qkv = ("q", "k", "v")
         ops += [
             Norm(norm_weight("attn_norm", i), arch.norm_eps, "x", "h"),
-            Linear(kernels.pack_linear(torch.cat(weights), torch.cat(biases) if biases else None), "h", "qkv"),
+            Linear(kernels.pack_linear([fetch(name, i) for name in qkv], bias(qkv, i, arch.qkv_bias)), "h", "qkv"),
             RotateAndWrite(
                 i,
                 f"angles{ropes.index(layer.rope)}",
@@ -58,23 +67,22 @@ def lower(arch: Architecture, fetch: Fetch, kernels: Kernels, device: torch.devi
             ),
             Attend(i, scale, layer.window, arch.attention_softcap),
         ]
-        out = kernels.pack_linear(fetch("o", i), fetch("o_bias", i) if arch.out_bias else None)
+        out = kernels.pack_linear([fetch("o", i)], bias(("o",), i, arch.out_bias))
         post = norm_weight("post_attn_norm", i) if arch.post_norms else None
         ops += _into_residual(out, post, arch.norm_eps)
         ops.append(Norm(norm_weight("mlp_norm", i), arch.norm_eps, "x", "h"))
-        weights = [fetch(name, i) for name in ("gate", "up")]
-        biases = [fetch(f"{name}_bias", i) for name in ("gate", "up")] if arch.mlp_bias else []
+        pair = ("gate", "up")
         ops += [
-            Linear(kernels.pack_linear(torch.cat(weights), torch.cat(biases) if biases else None), "h", "g"),
+            Linear(kernels.pack_linear([fetch(name, i) for name in pair], bias(pair, i, arch.mlp_bias)), "h", "g"),
             Gate(arch.activation),
         ]
-        down = kernels.pack_linear(fetch("down", i), fetch("down_bias", i) if arch.mlp_bias else None)
+        down = kernels.pack_linear([fetch("down", i)], bias(("down",), i, arch.mlp_bias))
         post = norm_weight("post_mlp_norm", i) if arch.post_norms else None
         ops += _into_residual(down, post, arch.norm_eps)
     # Rows without wanted logits end here: norm and head see only the others.
     ops += [PickRows(), Norm(norm_weight("norm", -1), arch.norm_eps, "x", "h")]
     head = embedding if arch.tied else fetch("head", -1)
-    ops.append(Logits(kernels.pack_linear(head), arch.logit_softcap, "h"))
+    ops.append(Logits(kernels.pack_linear([head]), arch.logit_softcap, "h"))
     return tuple(ops)
 
 

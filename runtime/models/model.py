@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +14,11 @@ import numpy as np
 import torch
 
 from palmette.errors import ModelError, suggestion
-from palmette.kernels.dispatch import choose
+from palmette.kernels.blocks import Blocks, Stored
+from palmette.kernels.dispatch import Promise, choose, promise
 from palmette.kernels.ragged import RaggedBatch
 from palmette.runtime.models.architecture import Architecture
+from palmette.runtime.models.checkpoint import Form, open_checkpoint
 from palmette.runtime.models.lower import Fetch, lower
 from palmette.runtime.models.tape import KV, run
 
@@ -37,13 +41,16 @@ DTYPES = {
     "fp16": torch.float16,
     "float16": torch.float16,
 }
+# Block formats that weights can be brought into when they are loaded.
+QUANTIZATIONS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_1": "Q4_1"}
 
 
 class Model:
     """A decoder that runs ragged batches over a cache of slots.
 
     vocab_width: columns of the logits; may exceed the tokenizer's count of tokens. max_context: tokens of one sequence.
-    kernels: which implementation was chosen, `kernel_reason` why.
+    kernels: which implementation was chosen, `kernel_reason` why. kv_dtype: of the KV cache. forms: in which dtypes and
+    block formats the weights are held, and how many in each.
     """
 
     def __init__(
@@ -52,10 +59,12 @@ class Model:
         fetch: Fetch,
         *,
         dtype: torch.dtype = torch.float32,
+        kv_dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         self.arch = arch
         self.dtype = dtype
+        self.kv_dtype = kv_dtype or dtype
         self.device = torch.device(device)
         choice = choose(self.device)
         self.kernels = choice.kernels
@@ -63,13 +72,20 @@ class Model:
         self.vocab_width = arch.vocab
         self.max_context = arch.max_context
         weights = WeightsDigest(fetch)
-        self._tape = lower(arch, weights.fetch, self.kernels, self.device)
+        tape, ops = lower(arch, weights.fetch, self.kernels, self.device), self.kernels.ops
+        self._step = self.kernels.compile(tape) if ops is None else partial(run, tape, ops)
         self._weights = weights.hexdigest()
+        self.forms = weights.forms
+        self.sampler = self.kernels.sampler()
+
+    @property
+    def promise(self) -> Promise:
+        """Whether a token's logits are the same bits in every batch, chunk and cache state, and why."""
+        return promise(self.kernels, self.device, self.dtype)
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether a token's logits are the same bits in every batch, chunk and cache state (kernels/reference.py)."""
-        return self.device.type == "cpu" and self.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+        return self.promise.same_bits
 
     @property
     def fingerprint(self) -> str:
@@ -79,6 +95,7 @@ class Model:
             KV_LAYOUT,
             self.arch,
             self.dtype,
+            self.kv_dtype,
             self._weights,
             self.kernels.name,
             self.device.type,
@@ -91,13 +108,13 @@ class Model:
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V of one token in all layers."""
         arch = self.arch
-        return 2 * len(arch.layers) * arch.kv_heads * arch.head_dim * self.dtype.itemsize
+        return 2 * len(arch.layers) * arch.kv_heads * arch.head_dim * self.kv_dtype.itemsize
 
     def new_kv(self, slots: int) -> KV:
         """An empty cache of that many slots."""
         shape = (len(self.arch.layers), slots, self.arch.kv_heads, self.arch.head_dim)
         # Zeros and not garbage: what fills up a tile of attention reads slots that nobody wrote, and NaN * 0 is NaN.
-        return KV(*(_zeros(shape, self.dtype, self.device) for _ in range(2)))
+        return KV(*(_zeros(shape, self.kv_dtype, self.device) for _ in range(2)))
 
     @torch.no_grad()
     def forward(self, batch: RaggedBatch, kv: KV) -> torch.Tensor:
@@ -105,7 +122,7 @@ class Model:
 
         Writes K and V of every token of the batch into its slot. The batch is taken to be sound (`problems()`).
         """
-        return run(self._tape, self.kernels, batch, kv)
+        return self._step(batch, kv)
 
 
 class WeightsDigest:
@@ -117,12 +134,17 @@ class WeightsDigest:
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
         self._hash = hashlib.blake2b(digest_size=16)
+        # By form, how many weights are held in it.
+        self.forms: Counter[str] = Counter()
 
-    def fetch(self, name: str, layer: int) -> torch.Tensor:
+    def fetch(self, name: str, layer: int) -> Stored:
         weight = self._fetch(name, layer)
-        flat = weight.flatten()
+        blocks = isinstance(weight, Blocks)
+        form, flat = (weight.format, weight.data) if blocks else (str(weight.dtype).removeprefix("torch."), weight)
+        self.forms[form] += math.prod(weight.shape)
+        flat = flat.flatten()
         sample = flat[:: max(1, len(flat) // self._SAMPLES)].contiguous().cpu()
-        self._hash.update(repr((name, layer, tuple(weight.shape), weight.dtype)).encode())
+        self._hash.update(repr((name, layer, tuple(weight.shape), form)).encode())
         self._hash.update(sample.view(torch.uint8).numpy().tobytes())
         return weight
 
@@ -148,35 +170,54 @@ def load_model(
 ) -> tuple[Model, Tokenizer]:
     """The model and tokenizer of a .gguf file or of a folder with config.json and safetensors.
 
-    dtype None: as stored for fp32, bf16 and fp16 files; quantised files are spread out to fp32 on a CPU and to bf16 on
-    a GPU. quantization: names one of the dtypes; block formats ("q8_0" ...) are refused: no kernels read them yet.
+    dtype: what the weights are held in ("fp32", "bf16", "fp16"), also those that are stored in blocks. quantization:
+    such a dtype, or a block format ("q8_0", "q4_0", "q4_1") that the matrices are brought into, where the kernels read
+    blocks. Neither: as stored, where the kernels can; else blocks are spread out to fp32 on a CPU and to bf16 on a GPU.
     Raises ModelError where the files are not what they should be.
     """
-    from palmette.runtime.models.checkpoint import open_checkpoint
-
-    wanted = _dtype(dtype, quantization)
     try:
         place = torch.device(device or "cpu")
     except (RuntimeError, TypeError):
         raise ModelError(f"device {device!r} is unknown to torch", hint='"cpu", or "cuda" for a GPU') from None
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(f"device {device!r}: torch sees no GPU here", hint="leave `device` out to run on the CPU")
+    asked = _asked(dtype, quantization, place)
     with open_checkpoint(Path(path)) as checkpoint:
-        if wanted is None:
-            spread = torch.float32 if place.type == "cpu" else torch.bfloat16
-            wanted = checkpoint.stored_dtype or spread
-        fetch = checkpoint.fetcher(wanted, place, progress)
-        model = Model(checkpoint.arch, fetch, dtype=wanted, device=place)
+        form = asked or _as_stored(checkpoint.stored_dtype, place)
+        fetch = checkpoint.fetcher(form, place, progress)
+        # Where weights have four or eight bits, 16 for a key or value are not what costs precision.
+        kv_dtype = torch.bfloat16 if form.formats or form.quantization else form.dtype
+        model = Model(checkpoint.arch, fetch, dtype=form.dtype, kv_dtype=kv_dtype, device=place)
         return model, checkpoint.tokenizer()
 
 
-def _dtype(dtype: str | torch.dtype | None, quantization: str | None) -> torch.dtype | None:
+def _as_stored(stored: torch.dtype | None, device: torch.device) -> Form:
+    formats = choose(device).kernels.formats
+    if stored is not None or formats:
+        return Form(stored or torch.float32, () if stored is not None else formats)
+    return Form(torch.float32 if device.type == "cpu" else torch.bfloat16)
+
+
+def _asked(dtype: str | torch.dtype | None, quantization: str | None, device: torch.device) -> Form | None:
+    """The form that dtype= or quantization= names; None where neither is given."""
     if dtype is not None and quantization is not None:
         raise ModelError("both dtype and quantization are given", hint="give one: both say how weights are held")
     name = dtype if dtype is not None else quantization
-    if name is None or isinstance(name, torch.dtype):
-        return name
-    if not isinstance(name, str) or name.lower() not in DTYPES:
-        hint = suggestion(str(name).lower(), DTYPES)
+    if name is None:
+        return None
+    if isinstance(name, torch.dtype):
+        return Form(name)
+    key = name.lower() if isinstance(name, str) else name
+    if key in DTYPES:
+        return Form(DTYPES[key])
+    known = [*DTYPES, *QUANTIZATIONS] if dtype is None else [*DTYPES]
+    if dtype is not None or key not in QUANTIZATIONS:
+        hint = suggestion(str(key), known)
         raise ModelError(f"weights cannot be held as {name!r} by the kernels there are", hint=hint)
-    return DTYPES[name.lower()]
+    choice = choose(device)
+    if QUANTIZATIONS[key] not in choice.kernels.formats:
+        raise ModelError(
+            f"quantization={name!r}: the kernels here read no blocks: {choice.reason}",
+            hint="leave quantization out; palmette doctor tells why these kernels run",
+        )
+    return Form(torch.float32, quantization=QUANTIZATIONS[key])

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from palmette.kernels.dispatch import Kernels
+from palmette.kernels.dispatch import Ops
 from palmette.kernels.ragged import RaggedBatch
 
 
@@ -126,7 +126,7 @@ class KV:
         return self.k.shape[1]
 
 
-def run(tape: Tape, kernels: Kernels, batch: RaggedBatch, kv: KV) -> torch.Tensor:
+def run(tape: Tape, kernels: Ops, batch: RaggedBatch, kv: KV) -> torch.Tensor:
     """Logits, float32 [R, vocab], of the batch's out_rows; K and V of all its tokens are in `kv` afterwards."""
     plan = kernels.prepare(batch)
     k_layers, v_layers = kv.k.unbind(0), kv.v.unbind(0)
@@ -169,7 +169,7 @@ def run(tape: Tape, kernels: Kernels, batch: RaggedBatch, kv: KV) -> torch.Tenso
 
 def _rotate_and_write(
     op: RotateAndWrite,
-    kernels: Kernels,
+    kernels: Ops,
     reg: dict[str, Any],
     batch: RaggedBatch,
     k_cache: torch.Tensor,

@@ -53,9 +53,18 @@ HARDWARE = {
 }
 
 
-def _llama(layers: int, hidden: int, intermediate: int, heads: int, kv_heads: int, **more: float) -> Architecture:
+def _llama(
+    layers: int,
+    hidden: int,
+    intermediate: int,
+    heads: int,
+    kv_heads: int,
+    *,
+    vocab: int = 128_256,
+    max_context: int = 131_072,
+    tied: bool = False,
+) -> Architecture:
     rope = Rope(theta=5e5, dim=hidden // heads)
-    shape = {"vocab": 128_256, "max_context": 131_072, **more}
     return Architecture(
         family="llama",
         hidden=hidden,
@@ -64,7 +73,9 @@ def _llama(layers: int, hidden: int, intermediate: int, heads: int, kv_heads: in
         kv_heads=kv_heads,
         head_dim=hidden // heads,
         layers=(LayerKind(rope),) * layers,
-        **shape,  # type: ignore[arg-type]
+        vocab=vocab,
+        max_context=max_context,
+        tied=tied,
     )
 
 
@@ -174,13 +185,13 @@ class CostModel:
 
     def step(self, starts: Sequence[int], counts: Sequence[int], draws: int) -> Charge:
         """See Cost."""
+        first, rows = np.array(starts), np.array(counts)
+        end = first + rows
         seen = read = 0
         for window, layers in self._windows.items():
-            for start, n in zip(starts, counts, strict=True):
-                end = start + n
-                seen += layers * (_triangle(end, window) - _triangle(start, window))
-                read += layers * (min(end, window - 1 + n) if window else end)
-        seconds, flops, moved = self._roofline(sum(counts), draws, seen, read)
+            seen += layers * int((_triangle(end, window) - _triangle(first, window)).sum())
+            read += layers * int((np.minimum(end, window - 1 + rows) if window else end).sum())
+        seconds, flops, moved = self._roofline(int(rows.sum()), draws, seen, read)
         return Charge([seconds], [flops], [moved])
 
     def decodes(self, starts: Sequence[int], steps: int) -> Charge:
@@ -214,9 +225,9 @@ class CostModel:
         return bound / self._efficiency + self.hardware.overhead_seconds, flops, moved
 
 
-def _triangle(length: int, window: int) -> int:
-    """How many tokens the rows of a text of this length see, all together: 1 + 2 + ..., no row more than `window`."""
+def _triangle(length: np.ndarray, window: int) -> np.ndarray:
+    """How many tokens the rows of texts of these lengths see, all together: 1 + 2 + ..., no row more than `window`."""
     if not window:
-        return length * (length + 1) // 2
-    short = min(length, window)
-    return short * (short + 1) // 2 + (length - short) * window
+        return np.asarray(length * (length + 1) // 2)
+    short = np.minimum(length, window)
+    return np.asarray(short * (short + 1) // 2 + (length - short) * window)

@@ -12,18 +12,20 @@ from palmette.runtime.simulator.trace import Arrival
 
 class SimulatedJob(Job):
     """index: the arrival's place in the trace. number: the job's place in the order of arrival at its engine. asked:
-    the most tokens that it may make, as the engine capped it. Times in seconds of the simulation."""
+    the most tokens that it may make, as the engine capped it. draws: how many it draws in all, the end token included;
+    drawn: of these, so far. Times in seconds of the simulation."""
 
     # As GenerateJob's, but a number and no property: the scheduler asks for it at every admission of any job.
     peak = 0
 
     def __init__(self, arrival: Arrival, index: int, number: int, asked: int, now: float) -> None:
         super().__init__(
-            arrival.prompt,  # type: ignore[arg-type]
+            arrival.prompt.data,
             len(arrival.prompt) + asked,
             namespace=arrival.namespace,
             priority=arrival.priority,
             tenant=arrival.tenant,
+            family=arrival.family,
         )
         self.index = index
         self.number = number
@@ -39,18 +41,13 @@ class SimulatedJob(Job):
             # An id that no prompt has: whatever stands behind it is this job's alone.
             self.tokens[self.length] = -1 - number
         # An output that is shorter than what was asked for ends by a drawn end token.
-        self._draws = self.output + (self.output < asked)
-        self._drawn = 0
-
-    @property
-    def draws_left(self) -> int:
-        """How many more tokens it draws, the end token included."""
-        return self._draws - self._drawn
+        self.draws = self.output + (self.output < asked)
+        self.drawn = 0
 
     @property
     def decoding(self) -> bool:
         """Whether a step can compute nothing of it but the token that was drawn last."""
-        return self.computed == self.length - 1 and self._drawn > 0
+        return self.drawn > 0 and self.computed == self.length - 1
 
     @property
     def shareable(self) -> np.ndarray:
@@ -68,18 +65,26 @@ class SimulatedJob(Job):
     def decode(self, n: int) -> None:
         """Compute the token that was drawn last and draw the next one, n times."""
         self.computed += n
-        self._draw(n)
-
-    def _draw(self, n: int) -> None:
-        self._drawn += n
-        if self._drawn < self._draws:
+        # As `_draw`, without a call: most of a simulation is this.
+        self.drawn += n
+        if self.drawn < self.draws:
             self.length += n
         else:
-            self.length = self.prompt_length + self.output
-            self.done = True
+            self._end()
+
+    def _draw(self, n: int) -> None:
+        self.drawn += n
+        if self.drawn < self.draws:
+            self.length += n
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        self.length = self.prompt_length + self.output
+        self.done = True
 
     def usage(self) -> Usage:
-        return Usage(self.prompt_length, self.cached, self._drawn, preemptions=self.preemptions)
+        return Usage(self.prompt_length, self.cached, self.drawn, preemptions=self.preemptions)
 
     def fail(self, error: BaseException) -> None:
         self.done = self.failed = True

@@ -51,9 +51,10 @@ class Report:
     seconds: from the first arrival to the last end. Rates are per second of these, over all replicas. hit_rate: cached
     prompt tokens / prompt tokens; optimal_hit_rate: the same if everything that was ever asked had stayed (optimal.py);
     hit_share: the first by the second. first_token, latency, per_token: seconds from arrival to the first token, to the
-    end, and from one token to the next. compute_share, bandwidth_share: part of the hardware's peaks that was reached
-    over `seconds`; busy_share: part of these in which a step ran. fairness: Jain's index of the tenants' contended
-    tokens, 1.0 where all got the same, 1 / tenants where one got all.
+    end, and from one token to the next. dropped_holds: how often what was kept for a program gave way to others.
+    compute_share, bandwidth_share: part of the hardware's peaks that was reached over `seconds`; busy_share: part of
+    these in which a step ran. fairness: Jain's index of the tenants' contended tokens, 1.0 where all got the same,
+    1 / tenants where one got all.
     """
 
     requests: int
@@ -73,6 +74,7 @@ class Report:
     steps: int
     preemptions: int
     evicted_tokens: int
+    dropped_holds: int
     peak_kv_tokens: int
     first_token: Quantiles
     latency: Quantiles
@@ -125,6 +127,7 @@ def report(run: Run, best: Optimum, cost: CostModel | None = None) -> Report:
         steps=totals.steps,
         preemptions=totals.preemptions,
         evicted_tokens=totals.evicted_tokens,
+        dropped_holds=totals.dropped_holds,
         peak_kv_tokens=totals.peak_kv_tokens,
         first_token=Quantiles.of([one.first_token - one.arrived for one in good]),
         latency=Quantiles.of([one.ended - one.arrived for one in good]),

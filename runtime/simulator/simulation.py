@@ -1,14 +1,18 @@
 """A trace against one engine or a thousand.
 
 What happens is a queue of events in order of time: steps end, requests arrive, steps begin; at the same time in that
-order, as an engine looks into its inbox between two steps. Where a request goes by itself to its engine, and no request
-waits for one of another engine, the engines are simulated one after the other, so that only one cache is in memory.
+order, as an engine looks into its inbox between two steps. With the end of a family's last request its program leaves
+the engines that it was at. Where a request goes by itself to its engine, and no request waits for one of another engine
+or is of a family that goes to several, the engines are simulated one after the other, so that only one cache is in
+memory.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+import gc
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -90,6 +94,10 @@ class Simulation:
     def run(self, trace: Sequence[Arrival]) -> Run:
         """Let the trace happen."""
         check(trace)
+        with _set_aside():
+            return self._run(trace)
+
+    def _run(self, trace: Sequence[Arrival]) -> Run:
         totals, served = Totals(), []
         for indices, places in self._parts(trace):
             queue = _Queue(self, trace, indices, places)
@@ -122,10 +130,27 @@ class Simulation:
         places = [self.router.place(index, arrival, loads) for index, arrival in enumerate(trace)]
         if any(a.after is not None and places[a.after] != places[i] for i, a in enumerate(trace)):
             return [(everything, places)]
+        at: dict[str, int] = {}
+        if any(a.family and at.setdefault(a.family, place) != place for a, place in zip(trace, places, strict=True)):
+            return [(everything, places)]
         apart: dict[int, list[int]] = defaultdict(list)
         for index in everything:
             apart[places[index]].append(index)
         return [(indices, places) for indices in apart.values()]
+
+
+@contextmanager
+def _set_aside() -> Iterator[None]:
+    """What there is already is left out when garbage in cycles is looked for: to walk all objects of a process again
+    and again, torch's among them, took a fifth of the time."""
+    if gc.get_freeze_count():
+        yield  # somebody else's, who would not have it undone
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 class _Queue:
@@ -140,11 +165,15 @@ class _Queue:
         self._trace = trace
         self._places = places
         self._loads = np.zeros(simulation.replicas, np.int64)
-        # (time, kind, index of the arrival or number of the replica, for an end: which of the replica's it is)
+        # (time, kind, index of the arrival or number of the replica, for an end: which of the replica's it is; for a
+        # beginning: 1 where it is only to be if a hold keeps everybody out until then)
         self._events: list[tuple[float, int, int, int]] = []
         self._ends: dict[int, int] = defaultdict(int)
         self._beginning: set[int] = set()
         self._followers: dict[int, list[int]] = defaultdict(list)
+        # Of each family: how many requests have not ended, and at which replicas it was.
+        self._left: Counter[str] = Counter(trace[index].family for index in indices)
+        self._visited: dict[str, dict[int, None]] = defaultdict(dict)
         self._tokens = 0
         for index in indices:
             arrival = trace[index]
@@ -162,8 +191,13 @@ class _Queue:
             if kind == _ARRIVE:
                 self._arrive(number, now)
             elif kind == _BEGIN:
+                replica = self.replicas[number]
+                if which and replica.held_until != now:
+                    continue
                 self._beginning.discard(number)
-                self._ends_at(number, self.replicas[number].begin(now))
+                self._ends_at(number, replica.interrupt(now) if replica.busy else replica.begin(now))
+                if replica.held_until is not None:
+                    heappush(self._events, (replica.held_until, _BEGIN, number, 1))
             elif which == self._ends[number]:
                 self.replicas[number].end()
                 self._begin(number, now)
@@ -177,9 +211,14 @@ class _Queue:
             number = self._simulation.router.place(index, arrival, self._loads)
         if number not in self.replicas:
             self.replicas[number] = self._simulation.replica(partial(self._ended, number), self._tokens)
-        replica = self.replicas[number]
         self._loads[number] += 1
-        replica.add(arrival, index, now)
+        self._visited[arrival.family][number] = None
+        self.replicas[number].add(arrival, index, now)
+        self._look(number, now)
+
+    def _look(self, number: int, now: float) -> None:
+        """Something has come to a replica: it looks at it as soon as it can."""
+        replica = self.replicas[number]
         if replica.busy:
             self._ends_at(number, replica.interrupt(now))
         else:
@@ -213,6 +252,11 @@ class _Queue:
                 job.problem,
             )
         )
+        self._left[job.family] -= 1
+        if job.family and not self._left[job.family]:
+            for visited in self._visited.pop(job.family):
+                self.replicas[visited].leave(job.family)
+                self._look(visited, now)
         for index in self._followers.pop(job.index, ()):
             heappush(self._events, (now + self._trace[index].time, _ARRIVE, index, 0))
         if len(self.served) % _REPORT == 0:

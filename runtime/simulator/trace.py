@@ -130,7 +130,8 @@ def _arrival(line: str, where: str) -> Arrival:
             raise ArgumentError(f"{where}: an arrival has no {name!r}", hint=suggestion(name, _KNOWN))
         if isinstance(value, bool) or not isinstance(value, _TYPES[name]):
             raise ArgumentError(f"{where}: {name} cannot be {value!r}", hint=hint)
-        wrong = next((id for id in value if type(id) is not int), None) if name in ("prompt", "reply") else None
+        ids = value if isinstance(value, list) else []
+        wrong = next((id for id in ids if type(id) is not int), None)
         if wrong is not None and not isinstance(wrong, list):
             raise ArgumentError(f"{where}: {name} must be a list of integers, and {wrong!r} is none", hint=hint)
     missing = [name for name in ("time", "prompt", "output") if name not in data]

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from palmette.kernels import reference
-from palmette.kernels.dispatch import choose
 from palmette.kernels.ragged import RaggedBatch, Segment
 
 pytestmark = pytest.mark.tiny
@@ -128,7 +127,7 @@ def test_norm_gate_embed_and_logits():
     torch.testing.assert_close(gated, torch.tensor([[10 / (1 + math.exp(-1)), -200 / (1 + math.exp(2))]]))
     table = torch.eye(3)
     torch.testing.assert_close(reference.embed(table, torch.tensor([2, 0]), 2.0), 2 * table[[2, 0]])
-    capped = reference.logits(torch.tensor([[100.0]]), reference.pack_linear(torch.tensor([[1.0]])), 5.0)
+    capped = reference.logits(torch.tensor([[100.0]]), reference.pack_linear([torch.tensor([[1.0]])]), 5.0)
     assert float(capped) == pytest.approx(5.0)
 
 
@@ -144,18 +143,11 @@ def test_batch_problems_are_found():
     assert any("own slots are not the last" in problem for problem in moved.problems())
 
 
-def test_dispatch_says_what_and_why():
-    choice = choose("cpu")
-    assert choice.kernels.name == "reference"
-    assert choice.kernels.rope is reference.rope
-    assert "cpu" in choice.reason
-
-
 @pytest.mark.parametrize(("out", "size"), [(96, 64), (64, 160), (1030, 64)])
 def test_a_linears_row_is_the_same_in_any_batch(out: int, size: int) -> None:
     torch.manual_seed(1)
     weight, bias, x = torch.randn(out, size), torch.randn(out), torch.randn(70, size)
-    packed = reference.pack_linear(weight, bias)
+    packed = reference.pack_linear([weight], bias)
     whole = reference.linear(x, packed)
     torch.testing.assert_close(whole, torch.nn.functional.linear(x, weight, bias), atol=1e-4, rtol=1e-4)
     assert reference.linear(x[:0], packed).shape == (0, out)

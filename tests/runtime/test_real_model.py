@@ -121,7 +121,7 @@ def test_select_equals_brute_force(real_engine: Engine) -> None:
         ids = real_engine.tokenizer.encode(option)
         total, tokens = 0.0, list(real_engine.tokenizer.encode(prompt))
         for token in ids:
-            out = real_engine.generate(tokens, max_tokens=1, temperature=0, logprobs=50_000)
+            out = real_engine.generate(tokens, max_tokens=1, temperature=0, logprobs=real_engine.tokenizer.n_tokens)
             total += dict(out.logprobs[0].top)[token]
             tokens.append(token)
         sums[option] = total

@@ -570,7 +570,7 @@ def test_a_step_of_256_running_jobs_is_planned_in_less_than_two_milliseconds() -
     add(s, *(Counted([*prefix[: 400 + i % 100], 1000 + i], new=200) for i in range(300)))
     while len(s.running) < 256 or any(job.prefilling for job in s.running):
         step_without_checks(s)
-    best = min(step_without_checks(s) for _ in range(30))
+    best = min(step_without_checks(s) / max(1.0, pace()) for _ in range(30))
     assert len(s.running) == 256
     assert len(s.waiting) == 44
     assert best < 0.002
@@ -588,17 +588,29 @@ def test_a_step_of_256_is_as_quick_while_jobs_end_and_a_thousand_wait(policy: st
             prompt = [*draw.choice(stems), *(draw.randrange(1 << 20) for _ in range(20))]
             s.add(Counted(prompt, new=draw.randint(20, 80), tenant=str(draw.randrange(5))))
 
-    times: list[list[float]] = []
-    for _ in range(6):
-        times.append([])
+    took: list[float] = []
+    for _ in range(14):
+        times, paces = [], [pace()]
         for _ in range(20):
             arrive()
-            times[-1].append(step_without_checks(s))
-    admitted = s.counters.admissions
+            times.append(step_without_checks(s))
+        paces.append(pace())
+        took.append(statistics.median(times) / max(1.0, statistics.mean(paces)))
     assert len(s.running) > 240
-    assert admitted > 500  # five a step, the first 256 apart
-    # Whoever shares the machine slows this down, too: the quietest stretch counts.
-    assert min(statistics.median(stretch) for stretch in times[2:]) < 0.002
+    assert s.counters.admissions > 500  # five a step, the first 256 apart
+    assert min(took[2:]) < 0.002
+
+
+def pace() -> float:
+    """How many milliseconds some work of a kind with the scheduler's takes: 1.0 on an idle core of the machine that the
+    bound was measured on, and more where others share the core, to whom the test is not to listen."""
+    begun = time.thread_time()
+    table: dict[int, int] = {}
+    total = 0
+    for number in range(10_000):
+        table[number & 255] = total
+        total += len(table)
+    return (time.thread_time() - begun) * 1e3
 
 
 def step_without_checks(s: Scheduler) -> float:

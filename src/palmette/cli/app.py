@@ -293,6 +293,7 @@ def simulate(
     eviction: Annotated[str, typer.Option(help="lru, lfu, fifo, priority, size.")] = "lru",
     cache: Annotated[Literal["on", "off", "flat"], typer.Option(help="Whether prefixes are kept.")] = "on",
     dedupe: Annotated[bool, typer.Option(help="Whether a request waits for one that computes its prefix.")] = True,
+    hints: Annotated[bool, typer.Option(help="Whether a family's last text is held for its next request.")] = True,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the trace as JSON lines.")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -340,6 +341,7 @@ def simulate(
                 "eviction": eviction,
                 "cache": {"on": True, "off": False, "flat": "flat"}[cache],
                 "dedupe": dedupe,
+                "hints": hints,
             },
             save=save,
         ),

@@ -7,7 +7,7 @@ import platform
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -15,6 +15,9 @@ from palmette.cli.app import DEFAULT_MODEL
 from palmette.cli.models import known_models
 from palmette.cli.output import console, human_size, print_json
 from palmette.runtime.models.registry import cache_folder, cached
+
+if TYPE_CHECKING:
+    from palmette.kernels.dispatch import Promise
 
 # Instruction sets that matter to kernels, by Linux's names for them.
 CPU_FLAGS = (
@@ -47,6 +50,7 @@ def examine(model: str | None = None) -> dict[str, dict[str, Any]]:
         "palmette": {"version": version("palmette"), "path": os.path.dirname(_palmette_file())},
         **machine(),
         "kernels": kernels(),
+        "same tokens": same_tokens(),
         "libraries": {name: library_version(name) for name in LIBRARIES},
         "models": models(),
     }
@@ -96,7 +100,29 @@ def kernels() -> dict[str, str]:
     from palmette.kernels.dispatch import choose
 
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
-    return {device: choose(device).reason for device in devices}
+    choices = {device: choose(device) for device in devices}
+    return {device: "; ".join(filter(None, (choice.reason, choice.cost))) for device, choice in choices.items()}
+
+
+def same_tokens() -> dict[str, str]:
+    """Of each device and dtype whether results are bit-identical in every batch and schedule, and why."""
+    import torch
+
+    from palmette.kernels.dispatch import choose, promise
+
+    devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    told = {
+        f"{device} {name}": _promised(promise(choose(device).kernels, device, dtype))
+        for device in devices
+        for name, dtype in dtypes.items()
+    }
+    return {"default": "cpu; weights as they are stored where the kernels read that, else in fp32", **told}
+
+
+def _promised(promise: Promise) -> str:
+    level = "bit-identical in every batch and schedule" if promise.same_bits else "not promised"
+    return f"{level}: {promise.reason}"
 
 
 def cpu_flags() -> list[str]:
@@ -154,8 +180,10 @@ def loaded_model(name: str) -> dict[str, Any]:
             "layers": len(model.arch.layers),
             "context": model.max_context,
             "dtype": str(model.dtype).removeprefix("torch."),
+            "weights": ", ".join(f"{count / 1e6:.1f} M in {form}" for form, count in model.forms.most_common()),
+            "kv_dtype": str(model.kv_dtype).removeprefix("torch."),
             "kernels": model.kernel_reason,
-            "same_tokens": "bit-identical in every batch and schedule" if model.batch_invariant else "not promised",
+            "same_tokens": _promised(model.promise),
             "kv_bytes_per_token": model.kv_bytes_per_token,
             "kv_tokens": engine.kv_tokens,
             "kv_memory": human_size(engine.kv_tokens * model.kv_bytes_per_token),

@@ -75,6 +75,20 @@ class Scene:
     save: Path | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a scene. kv_tokens: of each engine; done: the report of each policy that was run to the end;
+    seconds: how long each took to simulate."""
+
+    scene: Scene
+    cost: CostModel
+    kv_tokens: int
+    trace: Sequence[Arrival]
+    best: Optimum
+    done: dict[str, Report] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
 def run_simulate(scene: Scene, *, as_json: bool) -> None:
     """Simulate the trace under each policy, and print the reports. Ctrl-C ends it with those that are done, status
     130. ArgumentError where no request fits in the KV cache."""
@@ -97,9 +111,7 @@ def run_simulate(scene: Scene, *, as_json: bool) -> None:
     trace = _trace(scene)
     written = scene.save is None or _save(scene.save, trace)
     kv_tokens = scene.settings.get("kv_tokens") or cost.kv_tokens()
-    best = best_possible(trace)
-    done: dict[str, Report] = {}
-    seconds: dict[str, float] = {}
+    outcome = Outcome(scene, cost, kv_tokens, trace, best_possible(trace))
     complete = True
     try:
         for one in settings:
@@ -107,10 +119,10 @@ def run_simulate(scene: Scene, *, as_json: bool) -> None:
                 simulation = Simulation(cost, one, replicas=scene.replicas, router=router(), progress=advance)
                 begun = time.perf_counter()
                 run = simulation.run(trace)
-                seconds[one.policy] = time.perf_counter() - begun
-            done[one.policy] = report(run, best, cost)
+                outcome.seconds[one.policy] = time.perf_counter() - begun
+            figures = outcome.done[one.policy] = report(run, outcome.best, cost)
             # No policy can change that, so there is nothing to compare.
-            if done[one.policy].refused == len(trace):
+            if figures.refused == len(trace):
                 raise ArgumentError(
                     f"none of the {len(trace):,} requests fits in a KV cache of {kv_tokens:,} tokens",
                     hint="give a larger --kv-tokens, or shorter prompts and outputs",
@@ -118,11 +130,12 @@ def run_simulate(scene: Scene, *, as_json: bool) -> None:
     except KeyboardInterrupt:
         complete = False
     if as_json:
-        print_json(_data(scene, cost, kv_tokens, trace, best, done, seconds))
-    elif done:
-        _show(scene, cost, kv_tokens, trace, best, done, seconds)
+        print_json(_data(outcome))
+    elif outcome.done:
+        _show(outcome)
     if not complete:
-        console(err=True).print(f"interrupted: {len(done)} of {len(settings)} policies are done", soft_wrap=True)
+        said = f"interrupted: {len(outcome.done)} of {len(settings)} policies are done"
+        console(err=True).print(said, soft_wrap=True)
         raise typer.Exit(130)
     if not written:
         raise typer.Exit(1)
@@ -197,16 +210,9 @@ def _progress(policy: str, requests: int) -> Iterator[Callable[[int], None]]:
         yield lambda ended: bar.advance(task, ended)
 
 
-def _data(
-    scene: Scene,
-    cost: CostModel,
-    kv_tokens: int,
-    trace: Sequence[Arrival],
-    best: Optimum,
-    done: Mapping[str, Report],
-    seconds: Mapping[str, float],
-) -> dict[str, Any]:
+def _data(outcome: Outcome) -> dict[str, Any]:
     """What `--json` prints."""
+    scene, cost = outcome.scene, outcome.cost
     return {
         "model_shape": scene.shape,
         "model": cost.arch.describe(),
@@ -214,31 +220,24 @@ def _data(
         "devices": cost.devices,
         "replicas": scene.replicas,
         "router": scene.router,
-        "kv_tokens": kv_tokens,
+        "kv_tokens": outcome.kv_tokens,
         "settings": dict(scene.settings),
         "trace": str(scene.trace) if scene.trace is not None else scene.workload,
-        "requests": len(trace),
-        "optimum": best._asdict(),
+        "requests": len(outcome.trace),
+        "optimum": outcome.best._asdict(),
         "policies": {
-            policy: {**asdict(figures), "simulated_in_seconds": seconds[policy]} for policy, figures in done.items()
+            policy: {**asdict(figures), "simulated_in_seconds": outcome.seconds[policy]}
+            for policy, figures in outcome.done.items()
         },
     }
 
 
-def _show(
-    scene: Scene,
-    cost: CostModel,
-    kv_tokens: int,
-    trace: Sequence[Arrival],
-    best: Optimum,
-    done: Mapping[str, Report],
-    seconds: Mapping[str, float],
-) -> None:
-    each = f"{scene.devices} x " if scene.devices > 1 else ""
+def _show(outcome: Outcome) -> None:
+    scene, trace, best = outcome.scene, outcome.trace, outcome.best
+    engine = f"{scene.devices} x {outcome.cost.hardware.name}" if scene.devices > 1 else outcome.cost.hardware.name
     out = console()
     out.print(
-        f"{scene.shape} on {scene.replicas:,} x ({each}{cost.hardware.name}), KV for {kv_tokens:,} tokens each, "
-        f"{scene.router}",
+        f"{scene.shape} on {scene.replicas:,} x ({engine}), KV for {outcome.kv_tokens:,} tokens each, {scene.router}",
         soft_wrap=True,
     )
     out.print(
@@ -247,10 +246,10 @@ def _show(
         soft_wrap=True,
     )
     out.print()
-    for table in _tables(done, out):
+    for table in _tables(outcome.done, out):
         out.print(table)
         out.print()
-    speed = ", ".join(f"{len(trace) / max(taken, 1e-9):,.0f}" for taken in seconds.values())
+    speed = ", ".join(f"{len(trace) / max(taken, 1e-9):,.0f}" for taken in outcome.seconds.values())
     out.print(f"simulated at {speed} requests a second", style="dim", soft_wrap=True)
 
 
@@ -292,6 +291,7 @@ def _rows(first: Report) -> Iterator[tuple[str, Callable[[Report], str]]]:
     yield "computed again", lambda r: f"{r.recomputed_tokens:,}"
     yield "preemptions", lambda r: f"{r.preemptions:,}"
     yield "tokens evicted", lambda r: f"{r.evicted_tokens:,}"
+    yield "holds that gave way", lambda r: f"{r.dropped_holds:,}"
     yield "most KV tokens in use", lambda r: f"{r.peak_kv_tokens:,}"
     yield "steps", lambda r: f"{r.steps:,}"
     yield "busy", lambda r: f"{r.busy_share:.1%}"

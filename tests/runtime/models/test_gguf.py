@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from palmette.errors import ModelError
+from palmette.kernels.dispatch import choose
 from palmette.kernels.ragged import RaggedBatch, Segment
 from palmette.runtime.models.architecture import parameters
 from palmette.runtime.models.gguf_file import GgufFile
@@ -187,3 +188,58 @@ def test_closing_replaces_no_interrupt(tmp_path):
         finally:
             file.close()
     assert used[0] == ord("G")
+
+
+BLOCKS = {
+    tensor_name(p): gguf.GGMLQuantizationType.Q8_0 if p.name in ("embed", "v") else gguf.GGMLQuantizationType.Q4_1
+    for p in parameters(ARCH)
+    if len(p.shape) == 2
+}
+
+
+@pytest.fixture
+def native():
+    if choose("cpu").kernels.ops is not None:
+        pytest.skip("no C++ compiler was there when palmette was installed")
+
+
+def test_blocks_stay_blocks_where_the_kernels_read_them(tmp_path, native, monkeypatch):
+    write(tmp_path / "m.gguf", types=BLOCKS)
+    model, _ = load_model(tmp_path / "m.gguf")
+    assert set(model.forms) == {"Q4_1", "Q8_0", "float32"}
+    assert (model.dtype, model.kv_dtype) == (torch.float32, torch.bfloat16)
+    near = logits(model)
+    spread, _ = load_model(tmp_path / "m.gguf", dtype="fp32")
+    assert (set(spread.forms), spread.kv_dtype) == ({"float32"}, torch.float32)
+    far = logits(spread)
+    # The same weights; activations of 8 bits and KV of 16 cost something.
+    assert not torch.equal(near, far)
+    assert (near - far).abs().mean() < 0.05 * far.abs().mean()
+    monkeypatch.setenv("PALMETTE_KERNELS", "reference")
+    plain, _ = load_model(tmp_path / "m.gguf")
+    assert set(plain.forms) == {"float32"}
+    torch.testing.assert_close(logits(plain), far, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "error"), [("q8_0", 0.05), ("Q4_0", 0.5), ("q4_1", 0.5), ("bf16", 0.05)])
+def test_weights_are_brought_into_the_form_that_is_asked_for(tmp_path, native, name, error):
+    write(tmp_path / "m.gguf")
+    plain, _ = load_model(tmp_path / "m.gguf")
+    model, _ = load_model(tmp_path / "m.gguf", quantization=name)
+    assert set(model.forms) == ({"bfloat16"} if name == "bf16" else {name.upper(), "float32"})
+    assert model.kv_bytes_per_token == plain.kv_bytes_per_token // 2
+    near, far = logits(model), logits(plain)
+    assert 0 < (near - far).abs().mean() < error * far.abs().mean()
+    assert model.fingerprint != plain.fingerprint
+
+
+def test_kernels_that_read_no_blocks_refuse_them(tmp_path, monkeypatch):
+    write(tmp_path / "m.gguf")
+    monkeypatch.setenv("PALMETTE_KERNELS", "reference")
+    with pytest.raises(ModelError, match="read no blocks: reference"):
+        load_model(tmp_path / "m.gguf", quantization="q8_0")
+    with pytest.raises(ModelError, match="both dtype and quantization"):
+        load_model(tmp_path / "m.gguf", dtype="fp32", quantization="q8_0")
+    with pytest.raises(ModelError, match="held as 'q8'") as caught:
+        load_model(tmp_path / "m.gguf", quantization="q8")
+    assert "q8_0" in caught.value.hint

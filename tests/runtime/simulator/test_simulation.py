@@ -82,6 +82,47 @@ def test_steps_taken_together_evict_the_same(eviction):
     assert Simulation(COST, settings).run(trace).served == Simulation(COST, settings, leaping=False).run(trace).served
 
 
+def talk(requests=120, **more):
+    """Conversations, of whose texts SMALL can hold a few."""
+    options = {"rate": 40.0, "turns": 3, "think": 0.2, "system": Range(40, 40), "user": Range(5, 40)}
+    return chat(requests, **{**options, "output": Range(10, 60), "max_tokens": 60, "seed": 5, **more})
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_steps_taken_together_change_nothing_where_programs_hold_what_they_said(policy):
+    trace, settings = talk(), replace(SMALL, policy=policy)
+    together, singly = (Simulation(COST, settings, leaping=leaping).run(trace) for leaping in (True, False))
+    assert together.served == singly.served
+    assert together.totals.dropped_holds == singly.totals.dropped_holds > 0
+    assert together.totals.peak_kv_tokens == singly.totals.peak_kv_tokens
+    assert together.totals.plans < 0.9 * singly.totals.plans
+    assert Simulation(COST, replace(settings, hints=False)).run(trace).served != together.served
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_a_program_that_ends_leaves_every_engine_that_it_was_at(router):
+    simulation = Watched(COST, SMALL, replicas=3, router=ROUTERS[router]())
+    simulation.run(talk())
+    for replica in simulation.made:
+        cache = replica.scheduler.cache
+        assert cache.leases == 0 and cache.check_integrity() == []
+
+
+def test_a_family_whose_requests_go_to_several_engines_is_one():
+    """The first request's text is held as long as the family has others to come, wherever they go."""
+    told = {"settings": EngineSettings(kv_tokens=30), "replicas": 2, "router": RoundRobin()}
+    # The third comes to the first engine while the second, at the other one, is still at work.
+    trace = [
+        arrival(0, range(10), output=2, family="f"),
+        arrival(0, range(20, 25), output=20, family="f"),
+        arrival(5, range(50, 70), output=8),
+    ]
+    run = Simulation(FixedCost(1.0), **told).run(trace)
+    assert run.totals.dropped_holds == 1
+    trace[1] = arrival(0, range(20, 25), output=20)
+    assert Simulation(FixedCost(1.0), **told).run(trace).totals.dropped_holds == 0
+
+
 def test_everything_is_served_as_the_trace_says():
     trace = busy_trace(2)
     ended = 0

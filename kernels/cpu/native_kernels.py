@@ -1,0 +1,43 @@
+"""The C++ kernels as a model wants them: weights packed, a tape as one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from palmette.kernels.blocks import Stored
+from palmette.kernels.cpu.library import LibraryMissing as NotBuilt
+from palmette.kernels.cpu.library import Team, load
+from palmette.kernels.cpu.linear import FORMATS, Weight
+from palmette.kernels.cpu.sampling import Sampler
+from palmette.kernels.cpu.step import Step
+
+__all__ = ["NativeKernels", "NotBuilt"]
+
+
+class NativeKernels:
+    """Its threads are as many as torch has when they are first needed. NotBuilt where there is no library."""
+
+    formats: Collection[str] = tuple(name for name in FORMATS if name.startswith("Q"))
+    ops = None
+
+    def __init__(self) -> None:
+        library = load()
+        self.level, self.levels = library.level, library.levels
+        self.name = f"cpu {self.level}"
+
+    @cached_property
+    def team(self) -> Team:
+        return Team(load(), torch.get_num_threads(), self.level)
+
+    def pack_linear(self, parts: Sequence[Stored], bias: torch.Tensor | None = None) -> Weight:
+        return Weight(self.team, parts, None if bias is None else bias.float())
+
+    def compile(self, tape: Sequence[Any]) -> Callable[..., torch.Tensor]:
+        return Step(self.team, tape).run
+
+    def sampler(self) -> Sampler:
+        return Sampler(self.team)
