@@ -24,18 +24,20 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Form:
     """How weights are held: in `dtype`, but matrices that are stored in one of the block `formats` as they are.
-    quantization: the format that all other matrices are brought into whose rows are whole blocks."""
+    quantization: the format that all other matrices are brought into whose rows are whole blocks; embedding and head
+    keep eight bits, since fewer cost far more there than in the layers."""
 
     dtype: torch.dtype
     formats: Collection[str] = ()
     quantization: str | None = None
 
-    def of(self, weight: Stored, device: torch.device) -> Stored:
+    def of(self, parameter: Parameter, weight: Stored, device: torch.device) -> Stored:
+        """A weight as the files have it, in this form."""
         if isinstance(weight, Blocks):
             return weight
-        block = block_length(self.quantization) if self.quantization is not None else 0
-        if self.quantization is not None and weight.dim() == 2 and weight.shape[1] % block == 0:
-            return quantize(weight, self.quantization)
+        format = "Q8_0" if self.quantization and parameter.name in ("embed", "head") else self.quantization
+        if format is not None and weight.dim() == 2 and weight.shape[1] % block_length(format) == 0:
+            return quantize(weight, format)
         return weight.to(device=device, dtype=self.dtype).contiguous()
 
 
@@ -117,7 +119,7 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
             done += 1
             if progress:
                 progress(done, len(table))
-            return form.of(weight, device)
+            return form.of(parameter, weight, device)
 
         return fetch
 
