@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("lang", "interpreter", "runtime", "radix_cache", "kernels", "benchmarks")
+COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 SITE = sysconfig.get_path("purelib")
 
 pytestmark = pytest.mark.skipif(not (ROOT / "lang").exists(), reason="an sdist holds the code under src/palmette only")
@@ -22,6 +23,8 @@ pytestmark = pytest.mark.skipif(not (ROOT / "lang").exists(), reason="an sdist h
 
 def run(*command: str | Path, cwd: Path, **env: str) -> str:
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    # All instruction sets take minutes to compile, and were when this environment was made.
+    clean["PALMETTE_CPU_LEVELS"] = ""
     done = subprocess.run(
         [str(word) for word in command], cwd=cwd, env={**clean, **env}, capture_output=True, text=True, timeout=150
     )
@@ -68,7 +71,11 @@ def test_wheel_holds_the_packages_of_the_root_and_nothing_at_top_level(wheel):
     assert {name.split("/")[0] for name in names} == {"palmette", "palmette-0.1.0.dist-info"}
     assert {name for name in names if name.endswith(".py")} == modules_of_the_tree()
     assert "palmette/py.typed" in names
-    assert wheel.name == "palmette-0.1.0-py3-none-any.whl"
+    # One for all versions of Python: the library has nothing of Python in it.
+    assert wheel.name.startswith("palmette-0.1.0-py3-none-") and wheel.name != "palmette-0.1.0-py3-none-any.whl"
+    if COMPILER:
+        assert "palmette/kernels/cpu/_native.so" in names
+    assert not [name for name in names if name.endswith((".h", ".cpp", ".inc"))]
     assert not [name for name in names if "__pycache__" in name]
 
 
@@ -111,6 +118,22 @@ def test_install(kind, checkout, wheel, tmp_path):
         assert Path(run(python, "-c", code, cwd=cwd, PYTHONPATH=SITE).strip()).is_relative_to(where)
         assert run(python, "-m", "palmette", "--version", cwd=cwd, PYTHONPATH=SITE).strip() == "palmette 0.1.0"
     assert run(home / "bin" / "palmette", "--version", cwd=checkout, PYTHONPATH=SITE).strip() == "palmette 0.1.0"
+    if COMPILER:
+        code = "from palmette.kernels.cpu.library import load; print(load().path, *load().levels)"
+        path, *levels = run(python, "-c", code, cwd=tmp_path, PYTHONPATH=SITE).split()
+        assert Path(path).is_relative_to(where) or Path(path).is_relative_to(checkout)
+        assert levels == ["portable"]
+
+
+def test_without_a_compiler_the_install_goes_on(checkout, tmp_path):
+    run(
+        sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path, ".",
+        cwd=checkout, CXX="/nowhere/c++", PATH=str(tmp_path),
+    )  # fmt: skip
+    (archive,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(archive).namelist()
+    assert "palmette/kernels/cpu/library.py" in names
+    assert not [name for name in names if name.endswith(".so")]
 
 
 def test_a_copy_without_links_is_refused_in_plain_words(tmp_path):

@@ -257,13 +257,14 @@ PAL_INLINE void int8_store(void* p, I v) {
 
 PAL_INLINE F bf16_load(const uint16_t* p) {
 #if PAL_ISA == 512
-  U bits = (U)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+  return (F)((U)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)) << 16);
 #elif PAL_ISA == 256
-  U bits = (U)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+  return (F)((U)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)) << 16);
+#elif PAL_ISA == 128
+  return (F)_mm_unpacklo_epi16(_mm_setzero_si128(), _mm_loadl_epi64((const __m128i*)p));
 #else
-  U bits = __builtin_convertvector(*(const UnalignedH*)p, U);
+  return (F)(__builtin_convertvector(*(const UnalignedH*)p, U) << 16);
 #endif
-  return (F)(bits << 16);
 }
 
 // To the nearest, halves to the even one; NaN stays NaN.

@@ -28,7 +28,7 @@ void team_barrier(pal_team*);
 int team_threads(const pal_team*);
 const pal_level_table* team_level(const pal_team*);
 
-// Zeroed or not, aligned to 64 bytes, on huge pages where the system grants them; NULL when memory is out.
+// Memory aligned to 64 bytes, not zeroed; large pieces on huge pages where the system grants them. NULL when it is out.
 void* allocate(size_t bytes);
 void release(void* memory);
 // Keep a message for pal_error() of this thread; returns `code`.
