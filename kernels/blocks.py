@@ -42,7 +42,7 @@ class Blocks:
 
     def take(self, rows: torch.Tensor) -> Blocks:
         """Some of the rows, int64 [n], as a copy."""
-        return Blocks(self.format, self.data[rows])
+        return Blocks(self.format, self.data.index_select(0, rows))
 
 
 Stored: TypeAlias = torch.Tensor | Blocks

@@ -118,6 +118,8 @@ def choose(device: torch.device | str) -> Choice:
             raise ArgumentError(f"{CHOICE}=cpu: {error}", hint=hint) from error
         cost = "a step takes many times as long, and weights in blocks are spread out to fp32 in memory"
         return Choice(Reference(), f"reference (plain torch): {error}", cost)
+    except ValueError as error:
+        raise ArgumentError(str(error), hint="leave PALMETTE_CPU out: the best level is taken then") from error
     return Choice(native, f"C++ for {native.level}, of the levels {', '.join(native.levels)} that run here")
 
 

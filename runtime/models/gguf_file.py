@@ -148,12 +148,27 @@ class GgufFile:
         self._at = end
         return text
 
+    def _strings(self, count: int) -> list[str]:
+        """As `_string`, so many times: a vocabulary and its merges are a hundred thousand."""
+        data, at, size = self._map, self._at, len(self._map)
+        found = []
+        for _ in range(count):
+            begin = at + 8
+            at = begin + int.from_bytes(data[at:begin], "little")
+            if at > size:
+                raise struct.error("a string runs past the end")
+            found.append(data[begin:at].decode("utf-8", "surrogateescape"))
+        self._at = at
+        return found
+
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
             return self._string()
         if kind == _ARRAY:
             inner, count = self._number("I"), self._number("Q")
-            if inner in (_STRING, _ARRAY):
+            if inner == _STRING:
+                return self._strings(count)
+            if inner == _ARRAY:
                 return [self._value(inner) for _ in range(count)]
             values = struct.unpack_from(f"<{count}{_SCALARS[inner]}", self._map, self._at)
             self._at += struct.calcsize(f"<{count}{_SCALARS[inner]}")

@@ -50,6 +50,24 @@ def test_the_environment_names_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "reference" in str(caught.value.hint)
 
 
+def test_a_level_that_cannot_run_here_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PALMETTE_KERNELS", raising=False)
+    monkeypatch.setenv("PALMETTE_CPU", "avx1024")
+    if choose_fails_without_library():
+        pytest.skip("no C++ compiler was there when palmette was installed")
+    with pytest.raises(ArgumentError, match="avx1024") as caught:
+        choose("cpu")
+    assert "PALMETTE_CPU" in str(caught.value.hint)
+
+
+def choose_fails_without_library() -> bool:
+    try:
+        library.load()
+    except library.LibraryMissing:
+        return True
+    return False
+
+
 def test_without_a_library_the_reference_runs_and_says_what_it_costs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
