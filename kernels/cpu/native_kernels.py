@@ -37,7 +37,8 @@ class NativeKernels:
         return Weight(self.team, parts, None if bias is None else bias.float())
 
     def compile(self, tape: Sequence[Any]) -> Callable[..., torch.Tensor]:
-        return Step(self.team, tape).run
+        alone = Team(load(), 1, self.level) if self.team.threads > 1 else None
+        return Step(self.team, tape, alone).run
 
     def sampler(self) -> Sampler:
         return Sampler(self.team)

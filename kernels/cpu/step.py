@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 import weakref
 from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
@@ -11,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from palmette.kernels.blocks import Blocks, Stored
+from palmette.kernels.cpu.crew import Crew
 from palmette.kernels.cpu.library import Team, pointer
 from palmette.kernels.cpu.linear import FORMATS, Weight
 from palmette.kernels.ragged import RaggedBatch
@@ -82,11 +84,14 @@ class Step:
 
     tape: the operations of runtime/models/tape.py, known by their names and fields (kernels import nothing of the
     runtime). Their linears are `Weight`s of the team's level; embeddings are float32, float16, bfloat16 or blocks.
-    ValueError where operations do not fit together.
+    alone: a team of one of the same level, for steps that one thread does sooner (crew.py). ValueError where
+    operations do not fit together.
     """
 
-    def __init__(self, team: Team, tape: Sequence[Any]) -> None:
+    def __init__(self, team: Team, tape: Sequence[Any], alone: Team | None = None) -> None:
         self._team = team
+        self._alone = alone
+        self._crew = Crew()
         self._kept: list[Any] = []  # what the records point to
         records = (Op * len(tape))()
         rot: dict[str, int] = {}
@@ -113,10 +118,20 @@ class Step:
         elif out.shape != (count, self.vocab) or out.dtype != torch.float32 or not out.is_contiguous():
             raise ValueError(f"the logits are float32 [{count}, {self.vocab}] in a row")
         record = batch_record(batch, out)
-        library = self._team.library
         cache = cache_record(kv)
-        library.check(library.dll.pal_run(self._team.handle, self._handle, ctypes.byref(cache), ctypes.byref(record)))
+        if self._alone is None:
+            self._run(self._team, cache, record)
+            return out
+        rows = len(batch.tokens)
+        team = self._alone if self._crew.alone(rows) else self._team
+        begun = time.perf_counter()
+        self._run(team, cache, record)
+        self._crew.note(rows, time.perf_counter() - begun)
         return out
+
+    def _run(self, team: Team, cache: Cache, record: Batch) -> None:
+        library = team.library
+        library.check(library.dll.pal_run(team.handle, self._handle, ctypes.byref(cache), ctypes.byref(record)))
 
     def share(self, on: bool) -> None:
         """Whether requests that begin with the same slots read these once: faster, and the same bits. On at first."""
