@@ -34,7 +34,7 @@ class Weight:
         if any(len(shape) != 2 or shape[1] != self.k for shape in shapes):
             raise ValueError(f"parts of one weight have the same k, and two axes: {[tuple(shape) for shape in shapes]}")
         self.level = team.level
-        self.formats = tuple(_format(part) for part in parts)
+        self.formats = tuple(format_of(part) for part in parts)
         table = (Part * len(parts))()
         for i, (tensor, name) in enumerate(zip(tensors, self.formats, strict=True)):
             table[i] = Part(FORMATS.index(name), 0, int(shapes[i][0]), tensor.data_ptr())
@@ -68,12 +68,13 @@ def spread(blocks: Stored, library: Library | None = None) -> torch.Tensor:
     library = library or load()
     data = (blocks.data if isinstance(blocks, Blocks) else blocks).contiguous()
     out = torch.empty(tuple(blocks.shape))
-    code = library.dll.pal_dequantize(FORMATS.index(_format(blocks)), pointer(data), out.numel(), pointer(out))
+    code = library.dll.pal_dequantize(FORMATS.index(format_of(blocks)), pointer(data), out.numel(), pointer(out))
     library.check(code)
     return out
 
 
-def _format(part: Stored) -> str:
+def format_of(part: Stored) -> str:
+    """Its name among FORMATS. ValueError where it has none."""
     name = part.format if isinstance(part, Blocks) else _DTYPES.get(part.dtype, str(part.dtype))
     if name not in FORMATS:
         raise ValueError(f"the kernels do not know weights of {name}; they know {', '.join(FORMATS)}")

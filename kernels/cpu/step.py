@@ -14,7 +14,7 @@ import torch
 from palmette.kernels.blocks import Blocks, Stored
 from palmette.kernels.cpu.crew import Crew
 from palmette.kernels.cpu.library import Team, pointer
-from palmette.kernels.cpu.linear import FORMATS, Weight
+from palmette.kernels.cpu.linear import FORMATS, Weight, format_of
 from palmette.kernels.ragged import RaggedBatch
 
 # The order of the enums in palmette_cpu.h.
@@ -40,7 +40,6 @@ GATES: Final = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _REGISTERS: Final = {"x": 0, "h": 1, "qkv": 2, "a": 3, "g": 4}
 _ANGLES: Final = 8
 _KV_TYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-_DTYPES: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 class Op(ctypes.Structure):
@@ -190,7 +189,7 @@ def embedding(record: Op, weight: Stored, scale: float) -> None:
     data = weight.data if isinstance(weight, Blocks) else weight
     if not data.is_contiguous() or data.device.type != "cpu":
         raise ValueError("the rows of an embedding lie one after the other, on the CPU")
-    record.kind = FORMATS.index(weight.format if isinstance(weight, Blocks) else _DTYPES[weight.dtype])
+    record.kind = FORMATS.index(format_of(weight))
     record.rows, record.columns = weight.shape
     record.weight = data.data_ptr()
     record.scale = scale if blocks else float(torch.tensor(scale, dtype=data.dtype))
