@@ -53,7 +53,7 @@ def series(runs: Iterable[Run], figure: Figure) -> dict[str, dict[int, float]]:
 
 
 class Ratio(NamedTuple):
-    """How many times better than the peer, by the medians; least and most of the rounds that both have."""
+    """How many times better than the peer, by the medians of the rounds that both have; least and most of them."""
 
     value: float
     least: float
@@ -70,7 +70,8 @@ def ratio(ours: Mapping[int, float], theirs: Mapping[int, float], more: bool) ->
     if not both or not all([*ours.values(), *theirs.values()]):
         return None
     each = [better(ours[turn], theirs[turn]) for turn in both]
-    return Ratio(better(median(ours.values()), median(theirs.values())), min(each), max(each))
+    middles = [median(side[turn] for turn in both) for side in (ours, theirs)]
+    return Ratio(better(*middles), min(each), max(each))
 
 
 def figures_table(runs: Sequence[Run]) -> Table:

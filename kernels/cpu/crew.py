@@ -12,10 +12,11 @@ import statistics
 from collections import deque
 from typing import Final
 
-# Steps in a row whose median counts, and steps until the first trial of the other way; then at least and at most.
+# Steps in a row whose median counts; steps until the first trial of the other way, until that of the one that was just
+# given up, whose reason may soon be gone, and at most, since each trial that fails doubles them.
 _STEPS: Final = 4
 _FIRST: Final = 8
-_LEAST: Final = 64
+_AGAIN: Final = 16
 _MOST: Final = 1024
 # A trial is over at once where a step took so many times as long as they did.
 _HOPELESS: Final = 1.5
@@ -30,7 +31,7 @@ class _Way:
         self.times: deque[float] = deque(maxlen=_STEPS)
         self.trial: list[float] | None = None
         self.left = _FIRST
-        self.interval = _LEAST
+        self.interval = _AGAIN
 
     def note(self, seconds: float) -> None:
         if self.trial is None:
@@ -43,7 +44,7 @@ class _Way:
         usual = statistics.median(self.times)
         if seconds > _HOPELESS * usual or len(self.trial) == _STEPS:
             if statistics.median(self.trial) < usual:
-                self.alone, self.interval = not self.alone, _LEAST
+                self.alone, self.interval = not self.alone, _AGAIN
                 self.times = deque(self.trial, maxlen=_STEPS)
             else:
                 self.interval = min(2 * self.interval, _MOST)
