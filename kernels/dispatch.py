@@ -23,12 +23,14 @@ CHOICE: Final = "PALMETTE_KERNELS"
 class Kernels(Protocol):
     """What a model asks of an implementation.
 
-    name: of the implementation. formats: block formats that weights may stay in. ops: its operations one by one, with
-    which runtime/models/tape.py runs a tape; None where `compile` makes a tape a function of batch and cache.
+    name: of the implementation. formats: block formats that weights may stay in. kv_dtypes: what a cache may hold.
+    ops: its operations one by one, with which runtime/models/tape.py runs a tape; None where `compile` makes a tape a
+    function of batch and cache.
     """
 
     name: str
     formats: Collection[str]
+    kv_dtypes: Collection[torch.dtype]
     ops: Ops | None
 
     def pack_linear(self, parts: Sequence[Stored], bias: torch.Tensor | None = None) -> Any:
@@ -68,6 +70,7 @@ class Reference:
 
     name = "reference"
     formats: Collection[str] = ()
+    kv_dtypes: Collection[torch.dtype] = (torch.float32, torch.bfloat16, torch.float16)
     ops: Ops | None = Ops(**{field.name: getattr(reference, field.name) for field in fields(Ops)})
 
     def pack_linear(self, parts: Sequence[Stored], bias: torch.Tensor | None = None) -> reference.LinearWeight:

@@ -22,6 +22,8 @@ class NativeKernels:
     """Its threads are as many as torch has when they are first needed. NotBuilt where there is no library."""
 
     formats: Collection[str] = tuple(name for name in FORMATS if name.startswith("Q"))
+    # int8 wants scales beside it, for which a model's cache has no place yet.
+    kv_dtypes: Collection[torch.dtype] = (torch.float32, torch.bfloat16)
     ops = None
 
     def __init__(self) -> None:

@@ -64,10 +64,12 @@ class Model:
     ) -> None:
         self.arch = arch
         self.dtype = dtype
-        self.kv_dtype = kv_dtype or dtype
         self.device = torch.device(device)
         choice = choose(self.device)
         self.kernels = choice.kernels
+        wanted = kv_dtype or dtype
+        # Of fp16's size where the kernels have no cache of that.
+        self.kv_dtype = wanted if wanted in self.kernels.kv_dtypes else torch.bfloat16
         self.kernel_reason = choice.reason
         self.vocab_width = arch.vocab
         self.max_context = arch.max_context
@@ -211,14 +213,14 @@ def _asked(dtype: str | torch.dtype | None, quantization: str | None, device: to
     name = dtype if dtype is not None else quantization
     if name is None:
         return None
-    if isinstance(name, torch.dtype):
+    if isinstance(name, torch.dtype) and name in DTYPES.values():
         return Form(name)
-    key = name.lower() if isinstance(name, str) else name
-    if key in DTYPES:
+    key = str(name).lower()
+    if isinstance(name, str) and key in DTYPES:
         return Form(DTYPES[key])
     known = [*DTYPES, *QUANTIZATIONS] if dtype is None else [*DTYPES]
-    if dtype is not None or key not in QUANTIZATIONS:
-        hint = suggestion(str(key), known)
+    if dtype is not None or not isinstance(name, str) or key not in QUANTIZATIONS:
+        hint = suggestion(key, known)
         raise ModelError(f"weights cannot be held as {name!r} by the kernels there are", hint=hint)
     choice = choose(device)
     if QUANTIZATIONS[key] not in choice.kernels.formats:

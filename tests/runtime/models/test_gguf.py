@@ -234,6 +234,29 @@ def test_weights_are_brought_into_the_form_that_is_asked_for(tmp_path, native, n
     assert model.fingerprint != plain.fingerprint
 
 
+def test_weights_of_16_bits_run_as_they_are_stored(tmp_path, native):
+    write(tmp_path / "w.gguf")
+    wide = logits(load_model(tmp_path / "w.gguf")[0])
+    matrices = [tensor_name(p) for p in parameters(ARCH) if len(p.shape) > 1]
+    for kind, dtype in (("F16", torch.float16), ("BF16", torch.bfloat16)):
+        write(tmp_path / "h.gguf", types=dict.fromkeys(matrices, gguf.GGMLQuantizationType[kind]))
+        model, _ = load_model(tmp_path / "h.gguf")
+        # The kernels have no cache of fp16: bf16 takes as much.
+        assert (model.dtype, model.kv_dtype) == (dtype, torch.bfloat16)
+        assert (logits(model) - wide).abs().mean() < 0.05 * wide.abs().mean()
+        again, _ = load_model(tmp_path / "w.gguf", dtype=dtype)
+        assert torch.equal(logits(again), logits(model))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"dtype": torch.int8}, {"dtype": 3}, {"quantization": ["q8_0"]}, {"dtype": "q8_0"}]
+)
+def test_forms_that_are_none_are_refused(tmp_path, settings):
+    write(tmp_path / "m.gguf")
+    with pytest.raises(ModelError, match="cannot be held as"):
+        load_model(tmp_path / "m.gguf", **settings)
+
+
 def test_kernels_that_read_no_blocks_refuse_them(tmp_path, monkeypatch):
     write(tmp_path / "m.gguf")
     monkeypatch.setenv("PALMETTE_KERNELS", "reference")
