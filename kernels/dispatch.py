@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from palmette.errors import ArgumentError, suggestion
 from palmette.kernels import reference
 from palmette.kernels.blocks import Stored
+from palmette.kernels.tape import Ops, Step, Tape, run
 
 if TYPE_CHECKING:
     from palmette.kernels.cpu.sampling import Sampler
@@ -24,45 +26,25 @@ class Kernels(Protocol):
     """What a model asks of an implementation.
 
     name: of the implementation. formats: block formats that weights may stay in. kv_dtypes: what a cache may hold.
-    ops: its operations one by one, with which runtime/models/tape.py runs a tape; None where `compile` makes a tape a
-    function of batch and cache.
+    fixed_order: whether all its sums are taken in an order that depends on nothing but the position, in any dtype.
     """
 
     name: str
     formats: Collection[str]
     kv_dtypes: Collection[torch.dtype]
-    ops: Ops | None
+    fixed_order: bool
 
     def pack_linear(self, parts: Sequence[Stored], bias: torch.Tensor | None = None) -> Any:
         """Weights [out_i, in] side by side as one, in the implementation's own layout."""
         ...
 
-    def compile(self, tape: Sequence[Any]) -> Callable[..., torch.Tensor]:
-        """A whole step as one call, where there are no `ops`."""
+    def compile(self, tape: Tape) -> Step:
+        """A function that runs a tape, whose linears `pack_linear` made, for a batch and a cache."""
         ...
 
     def sampler(self) -> Sampler | None:
         """What draws tokens from logits, where the implementation has something of its own."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Ops:
-    """Every operation of a tape as a function on tensors; `reference` documents each. What `prepare` returns is the
-    implementation's own affair."""
-
-    prepare: Callable[..., Any]
-    linear: Callable[..., torch.Tensor]
-    linear_add: Callable[..., torch.Tensor]
-    add: Callable[..., torch.Tensor]
-    embed: Callable[..., torch.Tensor]
-    rms_norm: Callable[..., torch.Tensor]
-    rope_angles: Callable[..., Any]
-    rope: Callable[..., torch.Tensor]
-    write_kv: Callable[..., None]
-    attention: Callable[..., torch.Tensor]
-    gate: Callable[..., torch.Tensor]
-    logits: Callable[..., torch.Tensor]
 
 
 class Reference:
@@ -71,13 +53,13 @@ class Reference:
     name = "reference"
     formats: Collection[str] = ()
     kv_dtypes: Collection[torch.dtype] = (torch.float32, torch.bfloat16, torch.float16)
-    ops: Ops | None = Ops(**{field.name: getattr(reference, field.name) for field in fields(Ops)})
+    fixed_order = False
 
     def pack_linear(self, parts: Sequence[Stored], bias: torch.Tensor | None = None) -> reference.LinearWeight:
         return reference.pack_linear([part for part in parts if isinstance(part, torch.Tensor)], bias)
 
-    def compile(self, tape: Sequence[Any]) -> Callable[..., torch.Tensor]:
-        raise NotImplementedError("the reference kernels run a tape operation by operation")
+    def compile(self, tape: Tape) -> Step:
+        return partial(run, tape, Ops(**{field.name: getattr(reference, field.name) for field in fields(Ops)}))
 
     def sampler(self) -> Sampler | None:
         return None
@@ -128,7 +110,7 @@ def choose(device: torch.device | str) -> Choice:
 
 def promise(kernels: Kernels, device: torch.device | str, dtype: torch.dtype) -> Promise:
     """What kernels promise for weights of a dtype on a device."""
-    if kernels.ops is None:
+    if kernels.fixed_order:
         return Promise(True, _FIXED)
     kind = torch.device(device).type
     if kind != "cpu":

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from palmette.errors import ArgumentError
+from palmette.kernels.tape import KV
 from palmette.radix_cache.disk import DiskTier
-from palmette.runtime.models.tape import KV
 
 if TYPE_CHECKING:
     from palmette.runtime.models.model import Model

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -14,6 +13,8 @@ from palmette.kernels.cpu.library import Team, load
 from palmette.kernels.cpu.linear import FORMATS, Weight
 from palmette.kernels.cpu.sampling import Sampler
 from palmette.kernels.cpu.step import Step
+from palmette.kernels.tape import Step as Run
+from palmette.kernels.tape import Tape
 
 __all__ = ["NativeKernels", "NotBuilt"]
 
@@ -24,7 +25,7 @@ class NativeKernels:
     formats: Collection[str] = tuple(name for name in FORMATS if name.startswith("Q"))
     # int8 wants scales beside it, for which a model's cache has no place yet.
     kv_dtypes: Collection[torch.dtype] = (torch.float32, torch.bfloat16)
-    ops = None
+    fixed_order = True
 
     def __init__(self) -> None:
         library = load()
@@ -38,7 +39,7 @@ class NativeKernels:
     def pack_linear(self, parts: Sequence[Stored], bias: torch.Tensor | None = None) -> Weight:
         return Weight(self.team, parts, None if bias is None else bias.float())
 
-    def compile(self, tape: Sequence[Any]) -> Callable[..., torch.Tensor]:
+    def compile(self, tape: Tape) -> Run:
         alone = Team(load(), 1, self.level) if self.team.threads > 1 else None
         return Step(self.team, tape, alone).run
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import time
 import weakref
-from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from typing import Any, Final
 
@@ -16,24 +15,27 @@ from palmette.kernels.cpu.crew import Crew
 from palmette.kernels.cpu.library import Team, pointer
 from palmette.kernels.cpu.linear import FORMATS, Weight, format_of
 from palmette.kernels.ragged import RaggedBatch
+from palmette.kernels.tape import (
+    Add,
+    Angles,
+    Attend,
+    Embed,
+    Gate,
+    Linear,
+    LinearAdd,
+    Logits,
+    Norm,
+    PickRows,
+    RotateAndWrite,
+    Tape,
+)
+from palmette.kernels.tape import Op as Operation
 
 # The order of the enums in palmette_cpu.h.
 CODES: Final = {
-    name: code
-    for code, name in enumerate(
-        (
-            "Embed",
-            "Angles",
-            "Norm",
-            "Linear",
-            "LinearAdd",
-            "Add",
-            "RotateAndWrite",
-            "Attend",
-            "Gate",
-            "PickRows",
-            "Logits",
-        )
+    kind: code
+    for code, kind in enumerate(
+        (Embed, Angles, Norm, Linear, LinearAdd, Add, RotateAndWrite, Attend, Gate, PickRows, Logits)
     )
 }
 GATES: Final = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
@@ -81,13 +83,12 @@ class Batch(ctypes.Structure):
 class Step:
     """A tape that C++ runs. One call at a time; memory for a step is kept from call to call.
 
-    tape: the operations of runtime/models/tape.py, known by their names and fields (kernels import nothing of the
-    runtime). Their linears are `Weight`s of the team's level; embeddings are float32, float16, bfloat16 or blocks.
+    tape: its linears are `Weight`s of the team's level; its embedding is float32, float16, bfloat16 or blocks.
     alone: a team of one of the same level, for steps that one thread does sooner (crew.py). ValueError where
     operations do not fit together.
     """
 
-    def __init__(self, team: Team, tape: Sequence[Any], alone: Team | None = None) -> None:
+    def __init__(self, team: Team, tape: Tape, alone: Team | None = None) -> None:
         self._team = team
         self._alone = alone
         self._crew = Crew()
@@ -136,35 +137,34 @@ class Step:
         """Whether requests that begin with the same slots read these once: faster, and the same bits. On at first."""
         self._team.library.dll.pal_tape_share(self._handle, on)
 
-    def _fill(self, record: Op, op: Any, rot: dict[str, int]) -> None:
-        name = type(op).__name__
-        if name not in CODES:
-            raise ValueError(f"the C++ kernels know no operation {name}")
-        record.code = CODES[name]
-        match name:
-            case "Embed":
+    def _fill(self, record: Op, op: Operation, rot: dict[str, int]) -> None:
+        if type(op) not in CODES:
+            raise ValueError(f"the C++ kernels know no operation {type(op).__name__}")
+        record.code = CODES[type(op)]
+        match op:
+            case Embed():
                 self._fill_embedding(record, op.weight, op.scale)
-            case "Angles":
+            case Angles():
                 record.rot = rot[op.out] = 2 * len(op.inv_freq)
                 record.dst, record.weight = _register(op.out), self._floats(op.inv_freq)
-            case "Norm":
+            case Norm():
                 record.src, record.dst, record.eps = _register(op.src), _register(op.out), op.eps
                 record.columns, record.weight = len(op.weight), self._floats(op.weight)
-            case "Linear":
+            case Linear():
                 record.src, record.dst, record.weight = _register(op.src), _register(op.out), self._packed(op.weight)
-            case "LinearAdd" | "Logits":
+            case LinearAdd() | Logits():
                 record.src, record.weight = _register(op.src), self._packed(op.weight)
                 record.softcap = getattr(op, "softcap", 0.0)
-            case "Add":
+            case Add():
                 record.src = _register(op.src)
-            case "RotateAndWrite":
+            case RotateAndWrite():
                 record.layer, record.src, record.rot = op.layer, _register(op.angles), rot[op.angles]
                 record.heads, record.kv_heads, record.head_dim, record.eps = op.heads, op.kv_heads, op.head_dim, op.eps
                 if op.q_norm is not None:
                     record.weight, record.weight2 = self._floats(op.q_norm), self._floats(op.k_norm)
-            case "Attend":
+            case Attend():
                 record.layer, record.scale, record.window, record.softcap = op.layer, op.scale, op.window, op.softcap
-            case "Gate":
+            case Gate():
                 record.src, record.dst, record.kind = _register("g"), _register("a"), GATES[op.kind]
 
     def _fill_embedding(self, record: Op, weight: Stored, scale: float) -> None:

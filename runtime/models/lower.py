@@ -8,8 +8,7 @@ import torch
 
 from palmette.kernels.blocks import Stored
 from palmette.kernels.dispatch import Kernels
-from palmette.runtime.models.architecture import Architecture
-from palmette.runtime.models.tape import (
+from palmette.kernels.tape import (
     Add,
     Angles,
     Attend,
@@ -24,6 +23,7 @@ from palmette.runtime.models.tape import (
     RotateAndWrite,
     Tape,
 )
+from palmette.runtime.models.architecture import Architecture
 
 Fetch = Callable[[str, int], Stored]
 """(our name, layer or -1) -> the tensor in the model's dtype on its device, or blocks that its kernels can read, for

@@ -7,7 +7,6 @@ import math
 import mmap
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +16,10 @@ from palmette.errors import ModelError, suggestion
 from palmette.kernels.blocks import Blocks, Stored
 from palmette.kernels.dispatch import Promise, choose, promise
 from palmette.kernels.ragged import RaggedBatch
+from palmette.kernels.tape import KV
 from palmette.runtime.models.architecture import Architecture
 from palmette.runtime.models.checkpoint import Form, open_checkpoint
 from palmette.runtime.models.lower import Fetch, lower
-from palmette.runtime.models.tape import KV, run
 
 if TYPE_CHECKING:
     from palmette.runtime.tokenizer import Tokenizer
@@ -74,8 +73,7 @@ class Model:
         self.vocab_width = arch.vocab
         self.max_context = arch.max_context
         weights = WeightsDigest(fetch)
-        tape, ops = lower(arch, weights.fetch, self.kernels, self.device), self.kernels.ops
-        self._step = self.kernels.compile(tape) if ops is None else partial(run, tape, ops)
+        self._step = self.kernels.compile(lower(arch, weights.fetch, self.kernels, self.device))
         self._weights = weights.hexdigest()
         self.forms = weights.forms
         self.sampler = self.kernels.sampler()

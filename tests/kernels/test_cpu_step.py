@@ -14,9 +14,9 @@ from palmette.kernels.cpu.linear import Weight
 from palmette.kernels.cpu.step import Step
 from palmette.kernels.dispatch import Kernels, Reference
 from palmette.kernels.ragged import RaggedBatch, Segment
+from palmette.kernels.tape import KV, Tape
 from palmette.runtime.models.architecture import Architecture, LayerKind, Rope
 from palmette.runtime.models.lower import lower
-from palmette.runtime.models.tape import KV, Tape, run
 from palmette.runtime.models.tiny import random_weights, tiny_architecture
 
 try:
@@ -115,7 +115,7 @@ def test_logits_equal_the_reference(team: Team, name: str, apart: bool) -> None:
         RaggedBatch.of([part(first, mine, 60, 89)]),
         RaggedBatch.of([part(first, mine, 89, 90), part(second, others, 39, 40)]),
     ):
-        expected = run(tape, Reference.ops, batch, kvs[0])
+        expected = Reference().compile(tape)(batch, kvs[0])
         got = step.run(batch, kvs[1])
         assert expected.std() > 0.1
         scale = float(expected.abs().max())
@@ -162,7 +162,7 @@ def test_a_cache_of_bytes_stays_near(team: Team) -> None:
     shape = (2, SLOTS, arch.kv_heads, arch.head_dim)
     kv = Bytes(*(torch.zeros(shape, dtype=torch.int8) for _ in range(2)), *(torch.zeros(shape[:3]) for _ in range(2)))
     text, slots = ids(100), scattered(100)
-    expected = run(tape, Reference.ops, RaggedBatch.of([part(text, slots, 0, 100)]), new_kv(arch))
+    expected = Reference().compile(tape)(RaggedBatch.of([part(text, slots, 0, 100)]), new_kv(arch))
     got = [step.run(RaggedBatch.of([part(text, slots, a, b)]), kv) for a, b in ((0, 70), (70, 99), (99, 100))]
     error = (torch.cat(got) - expected).std() / expected.std()
     assert 0 < error < 0.03

@@ -77,7 +77,7 @@ typedef struct {
   float* logits;
 } pal_batch;
 
-// Operations and what they use, in the words of runtime/models/tape.py. Registers: 0 x, 1 h, 2 qkv, 3 a, 4 g, from 8 on
+// Operations and what they use, in the words of kernels/tape.py. Registers: 0 x, 1 h, 2 qkv, 3 a, 4 g, from 8 on
 // cos and sin. All data stays the caller's and must outlive the tape.
 enum {
   PAL_EMBED,         // dst = rows of weight (kind: format, rows: vocabulary, columns) * scale

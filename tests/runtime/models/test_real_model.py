@@ -89,7 +89,7 @@ def test_what_narrower_weights_cost(native, monkeypatch):
 
 @pytest.fixture
 def native():
-    if choose("cpu").kernels.ops is not None:
+    if choose("cpu").kernels.name == "reference":
         pytest.skip("no C++ compiler was there when palmette was installed")
 
 

@@ -6,12 +6,12 @@ Operations read and write named registers: `x` the residual stream [T, hidden], 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
-from palmette.kernels.dispatch import Ops
 from palmette.kernels.ragged import RaggedBatch
 
 
@@ -126,8 +126,31 @@ class KV:
         return self.k.shape[1]
 
 
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """Every operation of a tape as a function on tensors; `reference` documents each. What `prepare` returns is the
+    implementation's own affair."""
+
+    prepare: Callable[..., Any]
+    linear: Callable[..., torch.Tensor]
+    linear_add: Callable[..., torch.Tensor]
+    add: Callable[..., torch.Tensor]
+    embed: Callable[..., torch.Tensor]
+    rms_norm: Callable[..., torch.Tensor]
+    rope_angles: Callable[..., Any]
+    rope: Callable[..., torch.Tensor]
+    write_kv: Callable[..., None]
+    attention: Callable[..., torch.Tensor]
+    gate: Callable[..., torch.Tensor]
+    logits: Callable[..., torch.Tensor]
+
+
+Step: TypeAlias = Callable[[RaggedBatch, KV], torch.Tensor]
+"""Logits, float32 [R, vocab], of a batch's out_rows; K and V of all its tokens are in the cache afterwards."""
+
+
 def run(tape: Tape, kernels: Ops, batch: RaggedBatch, kv: KV) -> torch.Tensor:
-    """Logits, float32 [R, vocab], of the batch's out_rows; K and V of all its tokens are in `kv` afterwards."""
+    """A Step, operation by operation."""
     plan = kernels.prepare(batch)
     k_layers, v_layers = kv.k.unbind(0), kv.v.unbind(0)
     reg: dict[str, Any] = {}
