@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,23 +19,24 @@ class Text(NamedTuple):
     tokens: int
 
 
-class TextEngine:
+class TextEngine(ABC):
     """Primitives. Those that raise Refused here are optional."""
 
+    @abstractmethod
     def facts(self) -> dict[str, Any]:
         """Version and settings, for the record."""
-        raise NotImplementedError
 
     def prepare(self, requests: int, shared: bool) -> None:
         """What comes next, untimed: so many requests at once, or all behind one prefix (`shared`)."""
+        return  # most have nothing to prepare
 
+    @abstractmethod
     def stream(self, prompt: str, new: int) -> list[float]:
         """Seconds (time.perf_counter) at which each of `new` tokens came. No end token ends it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def complete(self, prompts: Sequence[str], new: int, *, prefix: str = "") -> list[Text]:
         """All prompts at once, each behind `prefix`, `new` tokens each whatever they are."""
-        raise NotImplementedError
 
     def converse(self, system: str, turns: Sequence[Sequence[str]], new: int) -> int:
         """Conversations at the same time, of each its user turns, each answered by `new` tokens. Their tokens."""
@@ -62,6 +64,7 @@ class TextEngine:
 
     def close(self) -> None:
         """End what the engine has started."""
+        return  # what is in process ends with it
 
 
 LETTERS = (" A", " B", " C", " D")

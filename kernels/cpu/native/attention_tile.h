@@ -42,15 +42,7 @@ PAL_INLINE float attend_largest(F a) {
 PAL_INLINE F exp2_below(F a) {
   F x = max(set1(-126.0f), a), shifted = x + 12582912.0f;  // the rounded integer is in its low bits
   F part = x - (shifted - 12582912.0f);
-  F p = set1(1.5252733804e-5f);
-  p = fma(p, part, set1(1.5403530393e-4f));
-  p = fma(p, part, set1(1.3333558146e-3f));
-  p = fma(p, part, set1(9.6181291076e-3f));
-  p = fma(p, part, set1(5.5504108665e-2f));
-  p = fma(p, part, set1(2.4022650696e-1f));
-  p = fma(p, part, set1(6.9314718056e-1f));
-  p = fma(p, part, set1(1.0f));
-  return (F)((I)p + ((I)shifted << 23));
+  return (F)((I)exp2_part(part) + ((I)shifted << 23));
 }
 
 // Four words of each of TURN rows, turned round: r[j] becomes word j of all the rows. Two rows of four words lie in one
