@@ -553,14 +553,19 @@ REQUESTS = [
 
 
 async def answers(engine: Engine) -> list[Any]:
-    """The outputs of all requests, run at once."""
+    """The outputs of all requests, which all are there before the engine looks at one."""
+    gate = threading.Event()
+    engine._loop.post(lambda core: gate.wait(30))
 
     async def answer(text: str, options: dict[str, Any]) -> Any:
         outs = await engine.agenerate(engine.tokenizer.encode(text), token_healing=True, max_tokens=6, **options)
         several = outs if isinstance(outs, list) else [outs]
         return [(out.text, out.tokens, out.healed, out.logprobs, out.finish_reason) for out in several]
 
-    return await asyncio.gather(*(answer(text, options) for text, options in REQUESTS))
+    tasks = [asyncio.ensure_future(answer(text, options)) for text, options in REQUESTS]
+    await asyncio.sleep(0.05)
+    gate.set()
+    return await asyncio.gather(*tasks)
 
 
 def test_the_same_tokens_in_every_schedule(list_tokenizer) -> None:
@@ -574,6 +579,8 @@ def test_the_same_tokens_in_every_schedule(list_tokenizer) -> None:
         {"kv_tokens": 2000, "max_step_tokens": 1},
         {"kv_tokens": 300, "max_step_tokens": 5},
         {"kv_tokens": 40, "max_step_tokens": 64},
+        {"kv_tokens": 56, "max_step_tokens": 64},
+        {"kv_tokens": 80, "max_step_tokens": 64},
     ):
         with Engine.from_model(model, tokenizer, **options) as engine:
             # As if all outputs had been short lately: too much is let in.
