@@ -1,0 +1,1 @@
+"""JSON Schemas: read into a normal form, which is then lowered to llguidance, watched and closed."""
