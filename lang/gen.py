@@ -13,7 +13,7 @@ from palmette.lang.nodes import SELECT_METHODS, Gen, Select, SelectMethod, Spec
 from palmette.lang.sampling import ALIASES, FIELDS, sampling
 from palmette.lang.types import OutputType, json_value, output_type
 
-_CONSTRAINTS = ("regex", "choices", "json_schema", "grammar", "type")
+_CONSTRAINTS = ("regex", "choices", "json_schema", "grammar", "structural_tag", "type")
 _KEYWORDS = (*FIELDS, *ALIASES, *_CONSTRAINTS, "dtype", "choices_method", "whitespace")
 # What an engine does of these, a program has in another way.
 _ENGINES_OWN = {
@@ -49,6 +49,7 @@ def gen(
     choices: Iterable[str] | None = None,
     json_schema: Mapping[str, Any] | str | bool | None = None,
     grammar: str | None = None,
+    structural_tag: Mapping[str, Any] | str | None = None,
     type: Any = None,
     whitespace: bool = False,
     token_healing: bool | None = None,
@@ -63,8 +64,9 @@ def gen(
     each token and the k best others, and those of `logprob_token_ids` beside. `token_healing` spells the end of the
     text before anew with what follows, where a token could reach from one into the other.
 
-    At most one of `regex`, `choices`, `json_schema`, `grammar`, `type` says what the text must be; every other
-    argument holds beside it. `type` also parses: `state.value(name)`. `whitespace` lets JSON hold optional white space.
+    At most one of `regex`, `choices`, `json_schema`, `grammar`, `structural_tag`, `type` says what the text must be;
+    every other argument holds beside it. `structural_tag` binds parts of a free text to schemas (tool calls). `type`
+    also parses: `state.value(name)`. `whitespace` lets JSON hold optional white space.
 
     SGLang's `dtype`, `return_logprob`, `top_logprobs_num`, `max_new_tokens` and `choices_method` are understood; the
     last makes it a `select`. Raises TypeError, ArgumentError or ConstraintError at once.
@@ -106,7 +108,7 @@ def gen(
         "token_healing": token_healing,
         **sglang,
     }
-    given = dict(zip(_CONSTRAINTS, (regex, choices, json_schema, grammar, type), strict=True))
+    given = dict(zip(_CONSTRAINTS, (regex, choices, json_schema, grammar, structural_tag, type), strict=True))
     names = [key for key, value in given.items() if value is not None]
     if len(names) > 1:
         both = " and ".join(f"{key}=" for key in names)
@@ -191,7 +193,9 @@ def _spec(where: str, kind: str, value: Any, typed: OutputType | None, whitespac
     if kind == "choices":
         return Spec("choices", tuple(dict.fromkeys(_options(where, value))))
     if kind == "json_schema":
-        return Spec("json_schema", _schema_text(where, value), whitespace)
+        return Spec("json_schema", _json_text(where, kind, value), whitespace)
+    if kind == "structural_tag":
+        return Spec("structural_tag", _json_text(where, kind, value))
     if not isinstance(value, str):
         raise TypeError(f"{where}: {kind}= takes a str, not {value!r}")
     if kind == "regex":
@@ -209,21 +213,22 @@ def _spec(where: str, kind: str, value: Any, typed: OutputType | None, whitespac
     return Spec("grammar", value)
 
 
-def _schema_text(where: str, value: Any) -> str:
-    """The schema as compact JSON text, keys in the order that they were written: it decides the order of the output."""
+def _json_text(where: str, kind: str, value: Any) -> str:
+    """A schema or structural tag as compact JSON text, keys in the order that they were written: that of a schema
+    decides the order of the output."""
     if isinstance(value, str):
         try:
             value = json_value(value)
         except ValueError as error:
             raise ConstraintError(
-                f"{where}: json_schema= is no JSON: {error}", hint="give a dict, or a schema as JSON text"
+                f"{where}: {kind}= is no JSON: {error}", hint="give a dict, or JSON text"
             ) from None
     if not isinstance(value, Mapping | bool):
-        raise TypeError(f"{where}: json_schema= takes a dict or JSON text, not {value!r}; for a class use type=")
+        raise TypeError(f"{where}: {kind}= takes a dict or JSON text, not {value!r}; for a class use type=")
     try:
         plain = value if isinstance(value, bool) else dict(value)
         return json.dumps(plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConstraintError(
-            f"{where}: the schema cannot be written as JSON: {error}", hint="plain data only"
+            f"{where}: {kind}= cannot be written as JSON: {error}", hint="plain data only"
         ) from None

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from palmette.lang.sampling import Sampling
 from palmette.lang.types import OutputType
 
-ConstraintKind = Literal["regex", "choices", "json_schema", "grammar"]
+ConstraintKind = Literal["regex", "choices", "json_schema", "grammar", "structural_tag"]
 SelectMethod = Literal[
     "probability", "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
 ]

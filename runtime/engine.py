@@ -203,7 +203,8 @@ class Engine:
     ) -> Any:
         """Continue a prompt: text, token ids, chat messages, or a list of any of these (run as one batch).
 
-        Keywords are the fields of SamplingParams and one constraint (regex=, choices=, json_schema=, grammar=).
+        Keywords are the fields of SamplingParams and one constraint (regex=, choices=, json_schema=, grammar=,
+        structural_tag=).
         Returns an Output; a list of Outputs for a list of prompts or for n > 1; with stream=True (one prompt) an
         iterator of Chunks. A text prompt may spell control tokens; the contents of messages never can.
 

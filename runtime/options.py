@@ -9,9 +9,9 @@ from typing import Any
 
 from palmette.arguments import SAMPLING, check_best_of, check_order, integer, strings, unknown_keyword
 from palmette.errors import ArgumentError, ConstraintError
-from palmette.runtime.protocol import Constraint, GenerateRequest, SamplingParams, ScoreRequest
+from palmette.runtime.protocol import Constraint, ConstraintKind, GenerateRequest, SamplingParams, ScoreRequest
 
-CONSTRAINTS = ("regex", "choices", "json_schema", "grammar")
+CONSTRAINTS: tuple[ConstraintKind, ...] = ("regex", "choices", "json_schema", "grammar", "structural_tag")
 # Keywords of a request that are neither sampling nor constraint.
 ACCOUNT = ("namespace", "priority", "tenant")
 _FIELDS = tuple(field.name for field in fields(SamplingParams))
@@ -97,21 +97,20 @@ def check_account(request: GenerateRequest | ScoreRequest) -> None:
 
 def constraint(options: Mapping[str, Any]) -> Constraint | None:
     """The constraint among the keywords; TypeError where there are two."""
-    given = [name for name in CONSTRAINTS if options.get(name) is not None]
+    given: list[ConstraintKind] = [name for name in CONSTRAINTS if options.get(name) is not None]
     if len(given) > 1:
         raise TypeError(f"{' and '.join(given)} exclude each other: give one constraint")
     if not given:
         return None
-    kind, spec = given[0], options[given[0]]
+    kind: ConstraintKind = given[0]
+    spec = options[kind]
     if kind == "choices":
         return Constraint("choices", choices("generate()", spec))
-    if kind == "json_schema" and not isinstance(spec, str):
+    if kind in ("json_schema", "structural_tag") and not isinstance(spec, str):
         try:
-            return Constraint("json_schema", json.dumps(spec))
+            spec = json.dumps(spec)
         except (TypeError, ValueError, RecursionError) as error:
-            raise ConstraintError(f"json_schema is no JSON: {error}", hint="give a dict or JSON text") from None
+            raise ConstraintError(f"{kind} is no JSON: {error}", hint="give a dict or JSON text") from None
     if not isinstance(spec, str):
         raise TypeError(f"generate(): {kind}= takes a str, not {spec!r}")
-    if kind == "json_schema":
-        return Constraint("json_schema", spec)
-    return Constraint("regex", spec) if kind == "regex" else Constraint("grammar", spec)
+    return Constraint(kind, spec)

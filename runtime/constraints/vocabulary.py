@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -15,7 +15,8 @@ class Vocabulary:
 
     token_bytes: per id the bytes that it stands for, None for control, unused and padding ids (never allowed);
     width: V, the width of the logits; end_ids: allowed only where a text may end; words: ceil(V / 32), the length of a
-    mask row; trie: the ordinary tokens; fingerprint: equal for equal vocabularies.
+    mask row; trie: the ordinary tokens; control: ids of the control tokens by their spelling; fingerprint: equal for
+    equal vocabularies.
     """
 
     def __init__(
@@ -25,9 +26,11 @@ class Vocabulary:
         width: int,
         end_ids: frozenset[int],
         encode: Callable[[bytes], list[int]] | None = None,
+        control: Mapping[str, int] | None = None,
     ) -> None:
         """encode: text as UTF-8 to the tokenizer's own ids, with no control tokens read from it and nothing put in
-        front; None where there is none, and then nothing is ever forced. ValueError when the ids do not fit `width`."""
+        front; None where there is none, and then nothing is ever forced. control: ids of the control tokens by how they
+        are written. ValueError when the ids do not fit `width`."""
         if len(token_bytes) > width:
             raise ValueError(f"{len(token_bytes)} tokens do not fit logits of width {width}")
         if any(not 0 <= i < width for i in end_ids):
@@ -36,6 +39,7 @@ class Vocabulary:
         self.words = -(-width // 32)
         self.end_ids = end_ids
         self.encode = encode
+        self.control = dict(control or {})
         spelled = list(token_bytes) + [None] * (width - len(token_bytes))
         # An end token is its own thing even where the tokenizer gives it bytes; a token without bytes moves nothing.
         self.token_bytes: list[bytes | None] = [
