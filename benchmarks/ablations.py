@@ -12,12 +12,14 @@ from palmette.errors import ArgumentError, suggestion
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Variant:
-    """settings: of the engine, in place of those of the run. sequential: branches one after the other."""
+    """settings: of the engine, in place of those of the run. sequential: branches one after the other. free: without
+    constraints, texts of the same lengths."""
 
     name: str
     about: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     sequential: bool = False
+    free: bool = False
 
 
 FULL = Variant("full", "everything as it is by default, or as options say")
@@ -36,6 +38,7 @@ ABLATIONS: dict[str, Variant] = {
             "no-dedupe", "requests that begin alike and arrive together do not wait for each other", {"dedupe": False}
         ),
         Variant("sequential-forks", "no branch begins before the one before it has ended", sequential=True),
+        Variant("free", "texts of the same lengths without their constraints", free=True),
         Variant("no-hints", "nothing is held for a program's next request when others want room", {"hints": False}),
     )
 }
@@ -43,7 +46,7 @@ ABLATIONS: dict[str, Variant] = {
 
 def variants(workload: Workload, names: Sequence[str], settings: Mapping[str, Any]) -> list[Variant]:
     """The full variant, then those of these names that differ from it: sequential forks do only where the workload
-    forks. "all" stands for all of them. ArgumentError for an unknown name."""
+    forks, free texts only where it is constrained. "all" stands for all of them. ArgumentError for an unknown name."""
     wanted: dict[str, Variant] = {}
     for name in names:
         if name == "all":
@@ -56,5 +59,7 @@ def variants(workload: Workload, names: Sequence[str], settings: Mapping[str, An
     return [FULL] + [
         variant
         for variant in wanted.values()
-        if (variant.sequential and workload.forks) or any(base.get(k) != v for k, v in variant.settings.items())
+        if (variant.sequential and workload.forks)
+        or (variant.free and workload.constrained)
+        or any(base.get(k) != v for k, v in variant.settings.items())
     ]

@@ -88,6 +88,45 @@ def timed(s: pt.State, program: Program, arguments: Mapping[str, Any], ended: Ca
     ended(time.perf_counter() - began)
 
 
+class Drive(NamedTuple):
+    """Seconds of the whole and of each program that ended; complete: Ctrl-C did not come."""
+
+    seconds: float
+    latencies: list[float]
+    complete: bool
+
+
+def drive(
+    workload: Workload,
+    rounds: Sequence[Round],
+    manner: Manner,
+    *,
+    parallel: int,
+    seed: int = 0,
+    progress: Callable[[], None] = lambda: None,
+) -> Drive:
+    """The workload's programs on a backend, greedy. See `measure`."""
+    latencies: list[float] = []
+
+    def ended(seconds: float) -> None:
+        latencies.append(seconds)
+        progress()
+
+    shared = {"manner": manner} if workload.forks or workload.constrained else {}
+    complete = False
+    began = time.perf_counter()
+    try:
+        for items in rounds:
+            arguments = [
+                {"program": workload.program, "arguments": {**item, **shared}, "ended": ended} for item in items
+            ]
+            timed.run_batch(arguments, backend=manner.backend, num_threads=parallel, temperature=0, seed=seed)
+        complete = True
+    except KeyboardInterrupt:
+        pass
+    return Drive(time.perf_counter() - began, latencies, complete)
+
+
 def measure(
     workload: Workload,
     rounds: Sequence[Round],
@@ -98,9 +137,11 @@ def measure(
     parallel: int = 64,
     seed: int = 0,
     progress: Callable[[], None] = lambda: None,
+    lengths: dict[object, int] | None = None,
 ) -> Run:
     """One run. settings: of the engine, see EngineSettings; the variant's count before them. parallel: programs in
-    progress at once. progress: called at each program's end.
+    progress at once. progress: called at each program's end. lengths: of constrained texts, filled in by a run under
+    constraints for one without.
 
     Ctrl-C ends the run; the result is then that of the part which is done, and not `complete`. The clock runs while
     programs do.
@@ -108,25 +149,8 @@ def measure(
     engine = pt.Engine.from_model(subject.model, subject.tokenizer, **{"seed": seed, **settings, **variant.settings})
     with engine:
         recorder = Recorder(engine)
-        manner = {"manner": Manner(recorder, variant.sequential)} if workload.forks else {}
-        latencies: list[float] = []
-
-        def ended(seconds: float) -> None:
-            latencies.append(seconds)
-            progress()
-
-        complete = False
-        began = time.perf_counter()
-        try:
-            for items in rounds:
-                arguments = [
-                    {"program": workload.program, "arguments": {**item, **manner}, "ended": ended} for item in items
-                ]
-                timed.run_batch(arguments, backend=recorder, num_threads=parallel, temperature=0, seed=seed)
-            complete = True
-        except KeyboardInterrupt:
-            pass
-        seconds = time.perf_counter() - began
+        how = Manner(recorder, variant.sequential, variant.free, {} if lengths is None else lengths)
+        seconds, latencies, complete = drive(workload, rounds, how, parallel=parallel, seed=seed, progress=progress)
         stats = engine.stats()
     records = recorder.records
     best = optimum(texts(records))

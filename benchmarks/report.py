@@ -35,9 +35,9 @@ class Report:
         return runs[(len(runs) - 1) // 2]
 
     def same_answers(self, variant: Variant) -> bool | None:
-        """Whether all runs of the variant gave the answers of the first full one; None where one was broken off, or
-        where there is no other run to compare with."""
-        if sum(map(len, self.variants.values())) == 1:
+        """Whether all runs of the variant gave the answers of the first full one; None where one was broken off, where
+        there is no other run to compare with, or where the texts are free ones in place of constrained."""
+        if variant.free or sum(map(len, self.variants.values())) == 1:
             return None
         runs = [*self.variants[FULL][:1], *self.variants[variant]]
         if not all(run.complete for run in runs):

@@ -53,6 +53,7 @@ def run(
     programs = sum(map(len, rounds))
     results: dict[Variant, list[Result]] = {}
     records: list[Record] = []
+    lengths: dict[object, int] = {}
     for turn in range(repeat):
         for variant in variants:
             try:
@@ -65,6 +66,7 @@ def run(
                     parallel=parallel,
                     seed=setup.seed,
                     progress=begin(variant, programs),
+                    lengths=lengths,
                 )
             except KeyboardInterrupt:  # before the first program or after the last
                 if not results:

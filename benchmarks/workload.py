@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, TypeAlias
@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 from palmette.benchmarks.synthetic import Writer
 from palmette.interpreter.program import Program
 from palmette.interpreter.state import State
+from palmette.lang.gen import gen
 from palmette.runtime.protocol import Backend
 
 Mode = Literal["once", "batches", "warm-up"]
@@ -60,15 +61,26 @@ class Setup:
 @dataclass(frozen=True, slots=True)
 class Manner:
     """How the programs of one run go about it. backend: for programs that they start themselves. sequential: no branch
-    begins before the one before it has ended."""
+    begins before the one before it has ended. free: constraints are left out, and each text is as long as `lengths`
+    says, which runs under constraints fill in."""
 
     backend: Backend
     sequential: bool = False
+    free: bool = False
+    lengths: dict[object, int] = field(default_factory=dict)
 
     def branched(self, branch: State) -> None:
         """All that a branch is to do has been appended to it."""
         if self.sequential:
             branch.sync()
+
+    def bound(self, s: State, key: object, name: str, regex: str, max_tokens: int) -> None:
+        """A text under a regex, or a free one of the same length; key: names it in all runs."""
+        if self.free:
+            s += gen(name, max_tokens=self.lengths[key], ignore_eos=True)
+        else:
+            s += gen(name, regex=regex, max_tokens=max_tokens)
+            self.lengths[key] = s.result(name).completion_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +88,8 @@ class Workload:
     """name: as in WORKLOADS.md. about: one line for people. items, scale: the defaults, for two cores and a model of
     135 million parameters. files: the recorded data that it can be made from. takes: the Options that it heeds.
 
-    rounds: what runs one after the other, nearly always one round. Programs that fork take `manner` beside the
-    arguments that `rounds` gives.
+    rounds: what runs one after the other, nearly always one round. Programs that fork, or that are constrained, take
+    `manner` beside the arguments that `rounds` gives.
     """
 
     name: str
@@ -89,6 +101,7 @@ class Workload:
     scale: float
     files: tuple[str, ...] = ()
     forks: bool = False
+    constrained: bool = False
     takes: tuple[str, ...] = ()
 
     def recorded(self, folder: Path | None) -> bool:

@@ -8,6 +8,8 @@ from palmette.benchmarks import (
     w05_tree_of_thought,
     w06_skeleton,
     w07_judge,
+    w08_fields,
+    w08b_object,
     w09_chat,
     w11_gsm8k,
     w12_chains,
@@ -25,6 +27,8 @@ WORKLOADS: dict[str, Workload] = {
         w05_tree_of_thought,
         w06_skeleton,
         w07_judge,
+        w08_fields,
+        w08b_object,
         w09_chat,
         w11_gsm8k,
         w12_chains,
@@ -37,11 +41,12 @@ WORKLOADS: dict[str, Workload] = {
 def named(names: list[str]) -> list[Workload]:
     """The workloads of these names, upper or lower case, in the order given, each once; "all" for all of them."""
     chosen: dict[str, Workload] = {}
+    by_name = {name.upper(): workload for name, workload in WORKLOADS.items()}
     for name in names:
         if name.lower() == "all":
             chosen.update(WORKLOADS)
-        elif name.upper() in WORKLOADS:
-            chosen[name.upper()] = WORKLOADS[name.upper()]
+        elif name.upper() in by_name:
+            chosen[by_name[name.upper()].name] = by_name[name.upper()]
         else:
-            raise ArgumentError(f"there is no workload {name!r}", hint=suggestion(name.upper(), [*WORKLOADS, "all"]))
+            raise ArgumentError(f"there is no workload {name!r}", hint=suggestion(name, [*WORKLOADS, "all"]))
     return list(chosen.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -15,13 +16,14 @@ from typing import Any
 
 from rich.console import Console
 
-from palmette.benchmarks.peers import ceilings, engines, table, workloads
-from palmette.benchmarks.peers.engines import Contender, Place
+from palmette.benchmarks.peers import ceilings, engines, programs, table, workloads
+from palmette.benchmarks.peers.engines import Contender, Place, install_hint
 from palmette.benchmarks.peers.install import INSTALLERS, install
 from palmette.benchmarks.peers.roofline import shape
 from palmette.benchmarks.peers.rounds import Plan, Session, as_runs
+from palmette.benchmarks.peers.server import CompletionsBackend, Server
 from palmette.benchmarks.peers.worker import Worker
-from palmette.errors import PalmetteError
+from palmette.errors import ArgumentError, PalmetteError
 
 _ABOUT = """\
 palmette and other engines on the same weights, in turns: A1 B1 A2 B2 ..., so that both see the same machine.
@@ -30,6 +32,7 @@ palmette and other engines on the same weights, in turns: A1 B1 A2 B2 ..., so th
   python -m palmette.benchmarks.peers install llama.cpp openvino
   python -m palmette.benchmarks.peers run --peers llama.cpp,openvino --workloads A,B --runs 5
   python -m palmette.benchmarks.peers run --palmette stored --peers llama.cpp:stored --workloads all
+  python -m palmette.benchmarks.peers programs --runs 5         programs, beside a plain client of vLLM's server
   python -m palmette.benchmarks.peers table peers.json          show saved runs again
 
 An engine is named with the form it holds the weights in, "llama.cpp:q8_0"; without one, its usual forms run.
@@ -80,6 +83,16 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--long", type=float, default=float("inf"), help="no second run of what took so many seconds")
     one.add_argument("--json", type=Path, default=Path("peers.json"), help="where the runs go (%(default)s)")
     one.set_defaults(do=_run)
+
+    one = commands.add_parser("programs", parents=[shared], help="whole programs, beside a plain client of a server")
+    one.add_argument("--workloads", default=",".join(programs.USUAL), help="with commas (%(default)s)")
+    one.add_argument("--form", default="bf16", help="in which palmette holds the weights (%(default)s, as vLLM)")
+    one.add_argument("--runs", type=int, default=3, help="of each engine and workload (%(default)s)")
+    one.add_argument("--parallel", type=int, default=64, help="programs at once (%(default)s)")
+    one.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of each engine (%(default)s)")
+    one.add_argument("--alone", action="store_true", help="palmette alone")
+    one.add_argument("--json", type=Path, default=Path("programs.json"), help="where the runs go (%(default)s)")
+    one.set_defaults(do=_programs)
 
     one = commands.add_parser("table", help="show saved runs; of several files, all their runs")
     one.add_argument("files", nargs="+", type=Path, metavar="FILE")
@@ -151,6 +164,43 @@ def _run(options: argparse.Namespace) -> int:
     _show([data])
     print(f"\nwritten to {options.json}")
     return 0 if not missing else 1
+
+
+def _programs(options: argparse.Namespace) -> int:
+    from palmette.benchmarks.subject import Subject
+    from palmette.benchmarks.workloads import named
+    from palmette.runtime.models.model import load_model
+
+    names = [workload.name for workload in named(options.workloads.split(","))]
+    place = _place(options)
+    form = None if options.form == "stored" else options.form
+    subject = Subject(options.model, place.model, *load_model(place.model, quantization=form))
+    told = partial(print, flush=True)
+    with contextlib.ExitStack() as stack:
+        peers = {}
+        if not options.alone:
+            vllm = Contender("vllm", "bf16")
+            if vllm.missing(place):
+                raise ArgumentError("vLLM is not installed", hint=install_hint(vllm, place))
+            log = place.folder / "logs" / "vllm-server.log"
+            told("vLLM's server starts, which takes a minute")
+            server = Server(
+                place.python("vllm"),
+                place.weights("folder"),
+                threads=options.threads,
+                environment=engines.environment(options.threads),
+                log=log,
+            )
+            stack.callback(server.close)
+            peers["vllm"] = CompletionsBackend(server.port, subject.tokenizer)
+        settings = {"kv_tokens": 32768, "threads": options.threads}
+        runs = programs.compare(
+            names, subject, peers, settings=settings, parallel=options.parallel, runs=options.runs, told=told
+        )
+    options.json.write_text(json.dumps([run._asdict() for run in runs], indent=1) + "\n", encoding="utf-8")
+    Console().print(programs.table(runs))
+    print(f"\nwritten to {options.json}")
+    return 0
 
 
 def _ceilings(session: Session, threads: int) -> dict[str, Any] | None:
