@@ -12,7 +12,7 @@ from time import monotonic
 import llguidance
 
 from palmette.errors import ConstraintError
-from palmette.runtime.constraints import json_schema, llg
+from palmette.runtime.constraints import llg
 from palmette.runtime.constraints.automaton import TrieAutomaton
 from palmette.runtime.constraints.automaton_matcher import AutomatonConstraint, RowCache
 from palmette.runtime.constraints.determinize import TooLarge, build
@@ -75,6 +75,8 @@ def _text(constraint: Constraint) -> str:
 def _llguidance_grammar(constraint: Constraint) -> str:
     """The grammar of a `json_schema` or `grammar` constraint, in llguidance's own form."""
     if constraint.kind == "json_schema":
+        from palmette.runtime.constraints import json_schema  # the package behind it takes its time
+
         return json_schema.grammar(json_schema.read(_text(constraint)), whitespace=constraint.whitespace)
     text = _text(constraint)
     if not text.strip():
@@ -85,6 +87,8 @@ def _llguidance_grammar(constraint: Constraint) -> str:
 def _refuse(constraint: Constraint, message: str) -> ConstraintError:
     """llguidance's refusal in our words."""
     if constraint.kind == "json_schema":
+        from palmette.runtime.constraints import json_schema
+
         return json_schema.refusal(message, _text(constraint))
     where = message.split(":", 1)[0] if message.startswith("at ") else ""
     return ConstraintError(
