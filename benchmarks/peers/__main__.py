@@ -15,13 +15,13 @@ from typing import Any
 
 from rich.console import Console
 
-from palmette.benchmarks.peers import ceilings, engines, table, workloads
+from palmette.benchmarks.peers import ceilings, engines, perplexity, table, workloads
 from palmette.benchmarks.peers.engines import Contender, Place
 from palmette.benchmarks.peers.install import INSTALLERS, install
 from palmette.benchmarks.peers.roofline import shape
 from palmette.benchmarks.peers.rounds import Plan, Session, as_runs
 from palmette.benchmarks.peers.worker import Worker
-from palmette.errors import PalmetteError
+from palmette.errors import BackendError, PalmetteError
 
 _ABOUT = """\
 palmette and other engines on the same weights, in turns: A1 B1 A2 B2 ..., so that both see the same machine.
@@ -31,6 +31,7 @@ palmette and other engines on the same weights, in turns: A1 B1 A2 B2 ..., so th
   python -m palmette.benchmarks.peers run --peers llama.cpp,openvino --workloads A,B --runs 5
   python -m palmette.benchmarks.peers run --palmette stored --peers llama.cpp:stored --workloads all
   python -m palmette.benchmarks.peers table peers.json          show saved runs again
+  python -m palmette.benchmarks.peers perplexity                of one text, beside llama.cpp's
 
 An engine is named with the form it holds the weights in, "llama.cpp:q8_0"; without one, its usual forms run.
 "stored" is the file as it is. Every run has texts that no engine has seen. Figures are medians with least and most;
@@ -80,6 +81,11 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--long", type=float, default=float("inf"), help="no second run of what took so many seconds")
     one.add_argument("--json", type=Path, default=Path("peers.json"), help="where the runs go (%(default)s)")
     one.set_defaults(do=_run)
+
+    one = commands.add_parser("perplexity", parents=[shared], help="of one text by the same files, beside llama.cpp's")
+    one.add_argument("--forms", default="stored,q8_0,bf16", help="of the weights, with commas (%(default)s)")
+    one.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of each engine (%(default)s)")
+    one.set_defaults(do=_perplexity)
 
     one = commands.add_parser("table", help="show saved runs; of several files, all their runs")
     one.add_argument("files", nargs="+", type=Path, metavar="FILE")
@@ -151,6 +157,17 @@ def _run(options: argparse.Namespace) -> int:
     _show([data])
     print(f"\nwritten to {options.json}")
     return 0 if not missing else 1
+
+
+def _perplexity(options: argparse.Namespace) -> int:
+    place, forms = _place(options), options.forms.split(",")
+    for form in forms:
+        contender = engines.contenders(f"llama.cpp:{form}")[0]
+        needed = [*contender.missing(place), place.llama / "llama-perplexity"]
+        if missing := [path for path in needed if not path.exists()]:
+            raise BackendError(f"{missing[0]} is missing", hint=engines.install_hint(contender, place))
+    Console().print(perplexity.shown(perplexity.compared(place, forms, options.threads)))
+    return 0
 
 
 def _ceilings(session: Session, threads: int) -> dict[str, Any] | None:
