@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any
 
 import gguf
+import numpy as np
 import torch
 
 from palmette.kernels import reference
@@ -50,7 +51,7 @@ def random_weight(format: str, shape: tuple[int, int]) -> Stored:
     if format in ("F32", "BF16"):
         return torch.randn(shape).to(torch.float32 if format == "F32" else torch.bfloat16)
     length, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[format]]
-    return Blocks(format, torch.randint(0, 60, (shape[0], shape[1] // length * size), dtype=torch.uint8))
+    return Blocks(format, np.random.default_rng(0).integers(0, 60, (shape[0], shape[1] // length * size), np.uint8))
 
 
 def ceiling(team: Team, format: str) -> float:

@@ -10,14 +10,41 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-import gguf
 import numpy as np
-import torch
 
-_Type = gguf.GGMLQuantizationType
+from palmette.torch_later import Array, torch
 
+
+class Layout(NamedTuple):
+    """Of a block: how many weights it holds, in how many bytes."""
+
+    weights: int
+    bytes: int
+
+
+# Those of the C++ kernels. The package `gguf` knows all, but its import takes as long as reading a file's header.
+_LAYOUTS = {
+    "F32": Layout(1, 4),
+    "F16": Layout(1, 2),
+    "BF16": Layout(1, 2),
+    "Q8_0": Layout(32, 34),
+    "Q4_0": Layout(32, 18),
+    "Q4_1": Layout(32, 20),
+    "Q4_K": Layout(256, 144),
+    "Q6_K": Layout(256, 210),
+}
+
+
+def layout(format: str) -> Layout:
+    """Of a format by its name. KeyError where there is no such format."""
+    found = _LAYOUTS.get(format)
+    if found is None:
+        import gguf
+
+        found = Layout(*gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[format]])
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,37 +53,37 @@ class Blocks:
     map."""
 
     format: str
-    data: torch.Tensor
+    data: np.ndarray[Any, Any]
 
     @property
     def shape(self) -> tuple[int, int]:
-        block, size = gguf.GGML_QUANT_SIZES[_Type[self.format]]
-        return self.data.shape[0], self.data.shape[1] // size * block
+        weights, size = layout(self.format)
+        return self.data.shape[0], self.data.shape[1] // size * weights
 
     def spread(self) -> torch.Tensor:
         """All weights, float32 [rows, k]."""
-        kind = _Type[self.format]
-        if kind in FORMATS:
-            return FORMATS[kind](self.data.reshape(-1, gguf.GGML_QUANT_SIZES[kind][1])).view(self.shape)
-        return torch.from_numpy(np.ascontiguousarray(gguf.dequantize(self.data.numpy(), kind)))
+        if self.format in FORMATS:
+            raw = torch.from_numpy(self.data.reshape(-1, layout(self.format).bytes))
+            return FORMATS[self.format](raw).view(self.shape)
+        import gguf
 
-    def take(self, rows: torch.Tensor) -> Blocks:
+        spread = gguf.dequantize(self.data, gguf.GGMLQuantizationType[self.format])
+        return torch.from_numpy(np.ascontiguousarray(spread))
+
+    def take(self, rows: np.ndarray[Any, Any]) -> Blocks:
         """Some of the rows, int64 [n], as a copy."""
-        return Blocks(self.format, self.data.index_select(0, rows))
+        return Blocks(self.format, self.data[rows])
 
 
-Stored: TypeAlias = torch.Tensor | Blocks
-"""A weight as a model's files have it."""
-
-
-def block_length(format: str) -> int:
-    """Weights in a block of a format."""
-    return int(gguf.GGML_QUANT_SIZES[_Type[format]][0])
+Stored: TypeAlias = "Array | Blocks"
+"""A weight as a model's files have it: blocks, float32 as an array, or a tensor."""
 
 
 def quantize(weight: torch.Tensor, format: str) -> Blocks:
     """A weight [rows, k], k a multiple of the format's block, in blocks; by gguf's reference."""
-    return Blocks(format, torch.from_numpy(gguf.quantize(weight.float().numpy(), _Type[format])))
+    import gguf
+
+    return Blocks(format, gguf.quantize(weight.float().numpy(), gguf.GGMLQuantizationType[format]))
 
 
 def q8_0(raw: torch.Tensor) -> torch.Tensor:
@@ -74,12 +101,8 @@ def q4_1(raw: torch.Tensor) -> torch.Tensor:
     return _nibbles(raw[:, 4:]).mul_(_half(raw, 0)).add_(_half(raw, 2))
 
 
-FORMATS: dict[_Type, Callable[[torch.Tensor], torch.Tensor]] = {
-    _Type.Q8_0: q8_0,
-    _Type.Q4_0: q4_0,
-    _Type.Q4_1: q4_1,
-}
-"""type -> function from raw blocks, uint8 [blocks, bytes], to float32 [blocks, 32]."""
+FORMATS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"Q8_0": q8_0, "Q4_0": q4_0, "Q4_1": q4_1}
+"""format -> function from raw blocks, uint8 [blocks, bytes], to float32 [blocks, 32]."""
 
 
 def _half(raw: torch.Tensor, at: int) -> torch.Tensor:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import torch
+import numpy as np
 
 from palmette.errors import ArgumentError, suggestion
-from palmette.kernels import reference
 from palmette.kernels.blocks import Stored
-from palmette.kernels.tape import Ops, Step, Tape, run
+from palmette.kernels.pages import fresh
+from palmette.kernels.ragged import RaggedBatch
+from palmette.kernels.tape import KV, Ops, Step, Tape, run
+from palmette.torch_later import Array, dtype_name, is_tensor, torch
 
 if TYPE_CHECKING:
+    from palmette.kernels import reference
     from palmette.kernels.cpu.sampling import Sampler
 
 # Names a choice for processors where the best is not wanted: "cpu" (refused where it cannot be) or "reference".
@@ -31,15 +34,27 @@ class Kernels(Protocol):
 
     name: str
     formats: Collection[str]
-    kv_dtypes: Collection[torch.dtype]
+    kv_dtypes: Collection[str]
     fixed_order: bool
 
-    def pack_linear(self, parts: Sequence[Stored], bias: torch.Tensor | None = None) -> Any:
+    def vector(self, parts: Sequence[Array], device: str) -> Array:
+        """Parameters of one axis side by side as one, as the implementation's operations take them."""
+        ...
+
+    def pack_linear(self, parts: Sequence[Stored], bias: Array | None = None) -> Any:
         """Weights [out_i, in] side by side as one, in the implementation's own layout."""
         ...
 
     def compile(self, tape: Tape) -> Step:
         """A function that runs a tape, whose linears `pack_linear` made, for a batch and a cache."""
+        ...
+
+    def cache(self, shape: tuple[int, ...], dtype: str, device: str) -> Array:
+        """Zeros for keys or values."""
+        ...
+
+    def build(self, device: str) -> tuple[str, ...]:
+        """What its bits depend on besides its name."""
         ...
 
     def sampler(self) -> Sampler | None:
@@ -52,14 +67,39 @@ class Reference:
 
     name = "reference"
     formats: Collection[str] = ()
-    kv_dtypes: Collection[torch.dtype] = (torch.float32, torch.bfloat16, torch.float16)
+    kv_dtypes: Collection[str] = ("float32", "bfloat16", "float16")
     fixed_order = False
 
-    def pack_linear(self, parts: Sequence[Stored], bias: torch.Tensor | None = None) -> reference.LinearWeight:
-        return reference.pack_linear([part for part in parts if isinstance(part, torch.Tensor)], bias)
+    def vector(self, parts: Sequence[Array], device: str) -> torch.Tensor:
+        tensors = [torch.as_tensor(part, device=device) for part in parts]
+        return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+
+    def pack_linear(self, parts: Sequence[Stored], bias: Array | None = None) -> reference.LinearWeight:
+        from palmette.kernels import reference
+
+        return reference.pack_linear([part for part in parts if is_tensor(part)], bias)
 
     def compile(self, tape: Tape) -> Step:
-        return partial(run, tape, Ops(**{field.name: getattr(reference, field.name) for field in fields(Ops)}))
+        from palmette.kernels import reference
+
+        ops = Ops(**{field.name: getattr(reference, field.name) for field in fields(Ops)})
+
+        def step(batch: RaggedBatch, kv: KV) -> torch.Tensor:
+            assert not isinstance(kv.k, np.ndarray)
+            with torch.no_grad():
+                return run(tape, ops, batch.on(kv.k.device), kv)
+
+        return step
+
+    def cache(self, shape: tuple[int, ...], dtype: str, device: str) -> torch.Tensor:
+        kind = getattr(torch, dtype)
+        if device_kind(device) != "cpu" or 0 in shape:
+            return torch.zeros(shape, dtype=kind, device=device)
+        return torch.frombuffer(fresh(math.prod(shape) * kind.itemsize), dtype=kind).view(shape)
+
+    def build(self, device: str) -> tuple[str, ...]:
+        on_cpu = device_kind(device) == "cpu"
+        return torch.__version__, torch.backends.cpu.get_cpu_capability() if on_cpu else torch.cuda.get_device_name()
 
     def sampler(self) -> Sampler | None:
         return None
@@ -84,7 +124,7 @@ class Promise:
 
 def choose(device: torch.device | str) -> Choice:
     """The kernels for a device. ArgumentError where the environment names some that cannot be had."""
-    kind = torch.device(device).type
+    kind = device_kind(device)
     wanted = os.environ.get(CHOICE, "")
     if wanted not in ("", "cpu", "reference"):
         hint = suggestion(wanted, ("cpu", "reference"))
@@ -108,16 +148,21 @@ def choose(device: torch.device | str) -> Choice:
     return Choice(native, f"C++ for {native.level}, of the levels {', '.join(native.levels)} that run here")
 
 
-def promise(kernels: Kernels, device: torch.device | str, dtype: torch.dtype) -> Promise:
+def device_kind(device: torch.device | str) -> str:
+    """"cuda" of cuda:0."""
+    return str(device).partition(":")[0]
+
+
+def promise(kernels: Kernels, device: torch.device | str, dtype: torch.dtype | str) -> Promise:
     """What kernels promise for weights of a dtype on a device."""
     if kernels.fixed_order:
         return Promise(True, _FIXED)
-    kind = torch.device(device).type
+    kind = device_kind(device)
     if kind != "cpu":
         return Promise(False, f"on {kind} torch chooses the order of its sums by the shape of the batch")
     # See reference.pack_linear.
-    if dtype != torch.float32:
-        return Promise(False, f"torch's sums of {str(dtype).removeprefix('torch.')} are in no fixed order")
+    if dtype_name(dtype) != "float32":
+        return Promise(False, f"torch's sums of {dtype_name(dtype)} are in no fixed order")
     if not torch.backends.mkldnn.is_available():
         return Promise(False, "this build of torch has no oneDNN, whose sums are in a fixed order")
     return Promise(True, _FIXED)

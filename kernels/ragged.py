@@ -11,9 +11,11 @@ Segment a has 2 tokens of context (slots 9 and 4); its token a1 sees slots 9 4 1
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-import torch
+import numpy as np
+
+from palmette.torch_later import Array, dtype_name, torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
-    """One step's tokens, all int64, on one device.
+    """One step's tokens, all int64; the reference kernels have them as tensors on their device.
 
     tokens, positions, slots: [T]; token t's K and V are written to slots[t] before anything is read.
     seg_start: [S+1]; segment s holds the rows seg_start[s]:seg_start[s+1] (at least one).
@@ -43,16 +45,16 @@ class RaggedBatch:
     out_rows: [R]; the rows whose logits are wanted.
     """
 
-    tokens: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
-    seg_start: torch.Tensor
-    kv_start: torch.Tensor
-    kv_slots: torch.Tensor
-    out_rows: torch.Tensor
+    tokens: Array
+    positions: Array
+    slots: Array
+    seg_start: Array
+    kv_start: Array
+    kv_slots: Array
+    out_rows: Array
 
     @classmethod
-    def of(cls, segments: Sequence[Segment], device: torch.device | str = "cpu") -> RaggedBatch:
+    def of(cls, segments: Sequence[Segment]) -> RaggedBatch:
         """The batch of these segments, in their order; logits come in the order of segments and their outputs."""
         tokens: list[int] = []
         positions: list[int] = []
@@ -73,26 +75,20 @@ class RaggedBatch:
             seg_start.append(len(tokens))
             kv_start.append(len(kv_slots))
 
-        def tensor(values: list[int]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=device)
+        parts = (tokens, positions, slots, seg_start, kv_start, kv_slots, out_rows)
+        return cls(*(np.array(part, np.int64) for part in parts))
 
-        return cls(
-            tensor(tokens),
-            tensor(positions),
-            tensor(slots),
-            tensor(seg_start),
-            tensor(kv_start),
-            tensor(kv_slots),
-            tensor(out_rows),
-        )
+    def on(self, device: torch.device | str) -> RaggedBatch:
+        """The same with tensors on a device."""
+        return RaggedBatch(*(torch.as_tensor(getattr(self, field.name), device=device) for field in fields(self)))
 
     def problems(self) -> list[str]:
         """What is wrong with the arrays, in words; [] if they are sound. For tests and debugging: it costs a copy."""
         found: list[str] = []
         total, count = len(self.tokens), len(self.seg_start) - 1
         for name in ("tokens", "positions", "slots", "seg_start", "kv_start", "kv_slots", "out_rows"):
-            if getattr(self, name).dtype != torch.int64:
-                found.append(f"{name} is {getattr(self, name).dtype}, not int64")
+            if dtype_name(getattr(self, name).dtype) != "int64":
+                found.append(f"{name} is {dtype_name(getattr(self, name).dtype)}, not int64")
         if not len(self.positions) == len(self.slots) == total:
             found.append("tokens, positions and slots differ in length")
         if len(self.kv_start) != count + 1:

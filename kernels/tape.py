@@ -10,16 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import torch
-
 from palmette.kernels.ragged import RaggedBatch
+from palmette.torch_later import Array, torch
 
 
 @dataclass(frozen=True, slots=True)
 class Embed:
     """x = rows of the embedding."""
 
-    weight: torch.Tensor
+    weight: Any
     scale: float
 
 
@@ -27,7 +26,7 @@ class Embed:
 class Angles:
     """out = cos and sin of the step's positions; computed once and read by every layer with this rope."""
 
-    inv_freq: torch.Tensor
+    inv_freq: Array
     out: str
 
 
@@ -35,7 +34,7 @@ class Angles:
 class Norm:
     """out = RMS norm of src."""
 
-    weight: torch.Tensor
+    weight: Array
     eps: float
     src: str
     out: str
@@ -74,8 +73,8 @@ class RotateAndWrite:
     heads: int
     kv_heads: int
     head_dim: int
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
+    q_norm: Array | None
+    k_norm: Array | None
     eps: float
 
 
@@ -116,14 +115,15 @@ Tape = tuple[Op, ...]
 
 @dataclass(frozen=True, slots=True)
 class KV:
-    """The cache of keys and values. k, v: [layers, slots, kv_heads, head_dim]."""
+    """The cache of keys and values. k, v: [layers, slots, kv_heads, head_dim]; in arrays bfloat16, which numpy does not
+    know, goes as uint16."""
 
-    k: torch.Tensor
-    v: torch.Tensor
+    k: Array
+    v: Array
 
     @property
     def slots(self) -> int:
-        return self.k.shape[1]
+        return int(self.k.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Ops:
     logits: Callable[..., torch.Tensor]
 
 
-Step: TypeAlias = Callable[[RaggedBatch, KV], torch.Tensor]
+Step: TypeAlias = Callable[[RaggedBatch, KV], Array]
 """Logits, float32 [R, vocab], of a batch's out_rows; K and V of all its tokens are in the cache afterwards."""
 
 

@@ -9,17 +9,14 @@ message is thus known before its content exists, and earlier text never changes 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import lru_cache
-from typing import Any
-
-import jinja2
-import jinja2.ext
-import jinja2.sandbox
+from typing import TYPE_CHECKING, Any
 
 from palmette.errors import ModelError
+
+if TYPE_CHECKING:
+    from palmette.runtime.jinja import Template
 
 
 class ChatTemplate:
@@ -110,9 +107,11 @@ class ChatTemplate:
 
     def _run(self, messages: list[dict[str, str]], roles: tuple[str, ...], *, answer: bool) -> str:
         template = self._compile()
+        from palmette.runtime.jinja import TemplateError
+
         try:
             return template.render(messages=messages, add_generation_prompt=answer, **self._variables)
-        except jinja2.TemplateError as error:
+        except TemplateError as error:
             raise self._refusal(roles, str(error)) from error
         except (TypeError, KeyError, IndexError, AttributeError, ValueError) as error:
             raise self._refusal(roles, f"{type(error).__name__}: {error}") from error
@@ -124,22 +123,18 @@ class ChatTemplate:
             hint="use the roles in an order that the model was trained with",
         )
 
-    def _compile_uncached(self) -> jinja2.Template:
+    def _compile_uncached(self) -> Template:
         if self.source is None:
             raise ModelError(
                 f"{self.name} has no chat template, so roles mean nothing to it",
                 hint="use an instruction-tuned model, write the prompt as plain text, or put the template into the "
                 "model's folder as chat_template.jinja",
             )
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        from palmette.runtime.jinja import TemplateError, compiled
+
         try:
-            return environment.from_string(self.source)
-        except jinja2.TemplateError as error:
+            return compiled(self.source)
+        except TemplateError as error:
             raise ModelError(
                 f"the chat template of {self.name} cannot be read: {error}",
                 hint="correct the template in the model's files",
@@ -154,16 +149,6 @@ def default_template(template: Any) -> str | None:
     return template or None
 
 
-class _Generation(jinja2.ext.Extension):
-    """{% generation %}: marks the assistant's text for training; here it is only its inside."""
-
-    tags = {"generation"}  # noqa: RUF012 - the library declares it so
-
-    def parse(self, parser: Any) -> Any:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
 def _mark(index: int) -> str:
     # Private-use characters: no template trims, splits at or contains them.
     return f"\ue002{index}\ue003"
@@ -173,12 +158,3 @@ def _after_common(text: str, prefix: str) -> str:
     """`text` after what it shares with `prefix`: all of it, but for templates that end the last message otherwise."""
     same = next((i for i, (a, b) in enumerate(zip(text, prefix, strict=False)) if a != b), min(len(text), len(prefix)))
     return text[same:]
-
-
-def _raise(words: str) -> None:
-    raise jinja2.TemplateError(words)
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **kinds: Any) -> str:
-    # Jinja's own escapes < and > for HTML, which models were not trained with.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **kinds)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
 
 from palmette.errors import BackendError, Cancelled, ContextLengthError
 from palmette.kernels.ragged import RaggedBatch
@@ -26,6 +25,7 @@ from palmette.runtime.sampler import Drawn, Row, sample
 from palmette.runtime.scheduler import Scheduler
 from palmette.runtime.shares import Share
 from palmette.runtime.tier import KVTier
+from palmette.torch_later import Array
 
 
 @dataclass(slots=True)
@@ -197,21 +197,20 @@ class EngineCore:
         """What the sampler needs for each job that draws a token, masks filled: runs beside the forward pass."""
         return [job.row(self._words) for job in drawing if isinstance(job, GenerateJob)]
 
-    def _forward(self, runs: Sequence[tuple[Job, Span]]) -> torch.Tensor:
+    def _forward(self, runs: Sequence[tuple[Job, Span]]) -> Array:
         """Logits [R, V]: first the rows that a token is drawn from, then those that jobs read, each in plan order."""
         if not runs:
-            return torch.empty(0, self.model.vocab_width)
+            return np.empty((0, self.model.vocab_width), np.float32)
         batch = build_batch(runs)
         self.counters.steps += 1
         self.counters.computed_tokens += len(batch.tokens)
-        with torch.inference_mode():
-            logits = self.model.forward(batch, self.kv)
-            # Rows of the output matrix beyond the vocabulary are padding, whatever their logits say.
-            logits[:, self._token_count :] = -torch.inf
+        logits = self.model.forward(batch, self.kv)
+        # Rows of the output matrix beyond the vocabulary are padding, whatever their logits say.
+        logits[:, self._token_count :] = -np.inf
         return logits
 
     def _commit(
-        self, work: Sequence[tuple[Share, Sequence[Span]]], drawn: Mapping[Job, Drawn], read: torch.Tensor
+        self, work: Sequence[tuple[Share, Sequence[Span]]], drawn: Mapping[Job, Drawn], read: Array
     ) -> None:
         """Each job takes its token and its logits; what goes wrong in one job ends that job only."""
         at = 0
@@ -228,7 +227,7 @@ class EngineCore:
             if job.done:
                 self._end(job)
 
-    def _advance(self, share: Share, drawn: Drawn | None, rows: Sequence[int], logits: torch.Tensor) -> None:
+    def _advance(self, share: Share, drawn: Drawn | None, rows: Sequence[int], logits: Array) -> None:
         job = share.job
         self.scheduler.commit(share)
         if rows:
@@ -281,7 +280,7 @@ def _broken(where: str, error: Exception) -> BackendError:
 
 
 def build_batch(runs: Sequence[tuple[Job, Span]]) -> RaggedBatch:
-    """The runs of a step as index tensors (see RaggedBatch): logits first of those that draw, then of those read."""
+    """The runs of a step as index arrays (see RaggedBatch): logits first of those that draw, then of those read."""
     tokens, positions, slots, kv = [], [], [], []
     seg_len, kv_len, drawn, read = [], [], [], []
     at = 0
@@ -298,15 +297,15 @@ def build_batch(runs: Sequence[tuple[Job, Span]]) -> RaggedBatch:
         read.extend(at + row - span.start for row in span.rows)
         at += size
     return RaggedBatch(
-        tokens=_tensor(np.concatenate(tokens)),
-        positions=_tensor(np.concatenate(positions)),
-        slots=_tensor(np.concatenate(slots)),
-        seg_start=_tensor(np.concatenate([[0], np.cumsum(seg_len)])),
-        kv_start=_tensor(np.concatenate([[0], np.cumsum(kv_len)])),
-        kv_slots=_tensor(np.concatenate(kv)),
-        out_rows=_tensor(np.array(drawn + read)),
+        tokens=_int64(np.concatenate(tokens)),
+        positions=_int64(np.concatenate(positions)),
+        slots=_int64(np.concatenate(slots)),
+        seg_start=_int64(np.concatenate([[0], np.cumsum(seg_len)])),
+        kv_start=_int64(np.concatenate([[0], np.cumsum(kv_len)])),
+        kv_slots=_int64(np.concatenate(kv)),
+        out_rows=_int64(np.array(drawn + read)),
     )
 
 
-def _tensor(values: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(values.astype(np.int64))
+def _int64(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values, np.int64)

@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from palmette.arguments import flag, integer, unknown_keyword
 from palmette.errors import ArgumentError, CapabilityError
 from palmette.runtime import options
@@ -41,6 +39,7 @@ from palmette.runtime.settings import EngineSettings, refuse_unknown
 from palmette.runtime.stream import Chunk, Stream, chunks
 from palmette.runtime.tier import open_disk
 from palmette.runtime.tokenizer import Tokenizer
+from palmette.torch_later import set_threads
 
 _SETTINGS = tuple(EngineSettings.__dataclass_fields__)
 
@@ -108,7 +107,7 @@ class Engine:
         if deterministic is not None:
             flag("Engine()", "deterministic", deterministic)
         if threads is not None:
-            torch.set_num_threads(integer("Engine()", "threads", threads, least=1))
+            set_threads(integer("Engine()", "threads", threads, least=1))
         loaded, tokenizer = load_model(resolve(model), dtype=dtype, quantization=quantization, device=device)
         if deterministic and not loaded.batch_invariant:
             raise CapabilityError(

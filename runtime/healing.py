@@ -28,12 +28,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from palmette.runtime.constraints.vocabulary import Vocabulary
 from palmette.runtime.protocol import SamplingParams, TokenLogprob
 from palmette.runtime.sampler import Drawn, Row, Tally, no_numbers, pick, token_logprobs, uniform, weigh
 from palmette.runtime.score import ScoreJob
+from palmette.torch_later import Array, as_numpy, torch
 
 # A token that crosses the prompt's end is looked for in so many of its last tokens.
 _TOKENS = 8
@@ -185,14 +185,14 @@ class CoverTree:
                 ways[end] += ways[at]
         return sum(ways) - 1
 
-    def read(self, node: int, logits: torch.Tensor) -> None:
+    def read(self, node: int, logits: Array) -> None:
         """Take the logits, float32 [V], behind a node. Once more changes nothing."""
         this = self._nodes[node + 1]
-        row = logits.clone()[None]
+        values = np.array(as_numpy(logits))
         repeats = self._params.repetition_penalty != 1.0
-        tally = Tally([*self.tail.kept, *self._spelled(self._way(node))]) if repeats else None
-        weigh(row, [Row(self._params, 0, 0, tally=tally)])
-        values = row[0].cpu().numpy()
+        if repeats or self._params.logit_bias:
+            tally = Tally([*self.tail.kept, *self._spelled(self._way(node))]) if repeats else None
+            weigh(torch.from_numpy(values)[None], [Row(self._params, 0, 0, tally=tally)])
         this.top = float(values.max())
         this.norm = math.log(float(np.exp(self._scaled(this, values)).sum()))
         step = self._steps[this.at]
@@ -245,9 +245,18 @@ class CoverTree:
             # Of equally probable ones that with the lower ids.
             best = min((self.cover(int(at)) for at in np.flatnonzero(logprobs == top)), key=lambda cover: cover.tokens)
             return [best] * len(seeds)
-        weights = torch.from_numpy(np.exp(logprobs - top))
+        weights = np.exp(logprobs - top)
         points = [uniform(seed, len(self.tail.kept)) for seed in seeds]
-        return [self.cover(pick(weights[None].clone(), [self._params], [point])[0]) for point in points]
+        return [self.cover(self._pick(weights, point)) for point in points]
+
+    def _pick(self, weights: np.ndarray, point: float) -> int:
+        """As the sampler does. Where nothing is kept out, that is the first running sum above the point."""
+        params = self._params
+        if params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0:
+            return pick(torch.from_numpy(weights)[None].clone(), [params], [point])[0]
+        sums = np.cumsum(weights)
+        total = sums[-1]
+        return int(np.searchsorted(sums, min(point * total, np.nextafter(total, 0.0)), side="right"))
 
     def cover(self, index: int) -> Cover:
         """The cover at this place of `logprobs`."""

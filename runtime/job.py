@@ -19,9 +19,8 @@ from palmette.radix_cache.cache import Lease
 from palmette.runtime.protocol import Usage
 
 if TYPE_CHECKING:
-    import torch
-
     from palmette.runtime.sampler import Drawn
+    from palmette.torch_later import Array
 
 _ids = count()
 
@@ -128,7 +127,7 @@ class Job(ABC):
         """Indices, ascending, of the computed tokens whose KV is worth keeping once the job leaves; None: all."""
         return None
 
-    def read(self, rows: Sequence[int], logits: torch.Tensor) -> None:
+    def read(self, rows: Sequence[int], logits: Array) -> None:
         """Take the logits, float32 [R, V], behind the tokens that `spans` asked them of."""
         raise NotImplementedError(f"{type(self).__name__} asks for no logits")
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-
 from palmette.kernels.cpu.sampling import NOTHING_ALLOWED, Ask, Sampler
 from palmette.runtime.sampler import Drawn, Row, forbids, logprobs_of, uniform, weigh
+from palmette.torch_later import Array, torch
 
 
-def drawn_natively(sampler: Sampler) -> Callable[[torch.Tensor, Sequence[Row]], list[Drawn]]:
+def drawn_natively(sampler: Sampler) -> Callable[[Array, Sequence[Row]], list[Drawn]]:
     """`sampler.sample` by C++. Log-probabilities are still torch's: a prompt's and a healed token's are, too, and the
     same token has the same in all places."""
 
-    def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Drawn]:
+    def sample(logits: Array, rows: Sequence[Row]) -> list[Drawn]:
         # Few rows have penalties or bias, and then of few tokens.
-        weigh(logits, rows)
+        if any(row.tally is not None or row.params.logit_bias for row in rows):
+            weigh(torch.as_tensor(logits), rows)
         tokens = [outcome.token for outcome in sampler.sample(logits, [_ask(row) for row in rows])]
-        found = logprobs_of(logits, tokens, rows)
+        wanted = any(row.params.logprobs is not None for row in rows)
+        found = logprobs_of(torch.as_tensor(logits), tokens, rows) if wanted else {}
         return [
             Drawn(token, found.get(i))
             if token >= 0

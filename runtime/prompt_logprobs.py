@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from palmette.runtime.protocol import TokenLogprob
 from palmette.runtime.sampler import token_logprobs
+from palmette.torch_later import Array, torch
 
 
 class PromptLogprobs:
@@ -39,10 +38,11 @@ class PromptLogprobs:
         first = self.first_row
         return () if first is None else range(max(start, first), min(end, len(self._prompt) - 1))
 
-    def read(self, rows: Sequence[int], logits: torch.Tensor) -> None:
+    def read(self, rows: Sequence[int], logits: Array) -> None:
         """Take the logits, float32 [R, V], of rows that `rows` named, which follow those that were read before."""
         tokens = [self._prompt[row + 1] for row in rows]
-        self._found += token_logprobs(logits, tokens, [self._top] * len(rows), [self._asked] * len(rows))
+        table = torch.as_tensor(logits)
+        self._found += token_logprobs(table, tokens, [self._top] * len(rows), [self._asked] * len(rows))
 
     def found(self) -> tuple[TokenLogprob | None, ...]:
         """What has been read so far."""

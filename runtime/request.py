@@ -32,7 +32,7 @@ from palmette.runtime.sampler import Drawn, Row, Tally, no_numbers, sample_seed
 from palmette.runtime.stopping import StopPattern
 
 if TYPE_CHECKING:
-    import torch
+    from palmette.torch_later import Array
 
 # How many of the last tokens a constraint sees when it spells forced text as their continuation.
 _CONTEXT = 16
@@ -182,7 +182,7 @@ class GenerateJob(Job):
         rows = self.prompt_logprobs.rows(start, end) if self.prompt_logprobs is not None else ()
         return [Span(start, end, np.arange(end), rows, draws=end == self.length and self.new_tokens > 0)]
 
-    def read(self, rows: Sequence[int], logits: torch.Tensor) -> None:
+    def read(self, rows: Sequence[int], logits: Array) -> None:
         """See Job.read: those behind the prompt's tokens, for its log-probabilities."""
         assert self.prompt_logprobs is not None
         self.prompt_logprobs.read(rows, logits)

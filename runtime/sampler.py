@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from palmette.errors import BackendError
 from palmette.runtime.protocol import SamplingParams, TokenLogprob
+from palmette.torch_later import inference, torch
 
 _MASK64 = (1 << 64) - 1
 # Rows whose log-probabilities over the whole vocabulary are in memory at once.
@@ -108,7 +108,7 @@ def no_numbers(where: str) -> BackendError:
     )
 
 
-@torch.inference_mode()
+@inference
 def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Drawn]:
     """Draw one token for each row of `logits` (float32 [R, V], overwritten)."""
     weigh(logits, rows)
@@ -151,7 +151,7 @@ def forbids(row: Row) -> bool:
     return not row.mask.any() if row.mask is not None else bool(row.banned)
 
 
-@torch.inference_mode()
+@inference
 def token_logprobs(
     logits: torch.Tensor, tokens: Sequence[int], top: Sequence[int], asked: Sequence[Sequence[int]]
 ) -> list[TokenLogprob]:
@@ -195,7 +195,7 @@ def _best(table: torch.Tensor, count: int) -> list[tuple[tuple[int, float], ...]
 # -- before the draw, in place, in this order ------------------------------------------------------------------------
 
 
-@torch.inference_mode()
+@inference
 def weigh(logits: torch.Tensor, rows: Sequence[Row]) -> None:
     """Penalties and bias: what makes other logits of the model's own, whatever may be drawn."""
     _repeat_less(logits, rows)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from palmette.arguments import SAMPLING, is_text, number
 from palmette.errors import ConstraintError, PalmetteError, suggestion
@@ -21,6 +20,7 @@ from palmette.runtime.constraints.vocabulary import Vocabulary
 from palmette.runtime.job import Job, Span
 from palmette.runtime.protocol import ByChoice, ScoreRequest, ScoreResult, SelectMethod, Usage
 from palmette.runtime.sampler import Drawn, uniform
+from palmette.torch_later import Array, as_numpy
 
 METHODS: tuple[SelectMethod, ...] = (
     "probability",
@@ -138,7 +138,7 @@ class OptionTree:
     def __init__(self, boundary: Boundary, vocabulary: Vocabulary) -> None:
         self.boundary = boundary
         self._vocabulary = vocabulary
-        self._agree: dict[bytes, torch.Tensor] = {}
+        self._agree: dict[bytes, np.ndarray] = {}
         self.nodes = [Node(-1, -1)]
         self.ends: list[int] = []
         for index, tokens in enumerate(boundary.options):
@@ -182,12 +182,12 @@ class OptionTree:
     def inner_parents(self) -> list[int]:
         return [self.nodes[self.nodes[at].parent].inner for at in self.inner]
 
-    def read(self, inner: int, logits: torch.Tensor) -> None:
+    def read(self, inner: int, logits: Array) -> None:
         """Set the children's log-probabilities from logits [V] behind inner node `inner` (-1: the prompt's end)."""
         node = self.nodes[0 if inner < 0 else self.inner[inner]]
-        values = logits.double()
+        values = as_numpy(logits).astype(np.float64)
         rest = self._rest(node)
-        total = torch.logsumexp(values[self._agreeing(rest)] if rest else values, dim=-1)
+        total = _log_sum(values[self._agreeing(rest)] if rest else values)
         ids = list(node.children)
         for token, value in zip(ids, (values[ids] - total).tolist(), strict=True):
             self.nodes[node.children[token]].logprob = value
@@ -202,9 +202,9 @@ class OptionTree:
             node = self.nodes[node.parent]
         return self.boundary.rest[spelled:]
 
-    def _agreeing(self, rest: bytes) -> torch.Tensor:
+    def _agreeing(self, rest: bytes) -> np.ndarray:
         if rest not in self._agree:
-            self._agree[rest] = torch.tensor(self._vocabulary.agreeing(rest), dtype=torch.long)
+            self._agree[rest] = np.array(self._vocabulary.agreeing(rest), np.int64)
         return self._agree[rest]
 
     def path(self, option: int) -> list[int]:
@@ -273,7 +273,7 @@ class ScoreJob(Job):
         prompt: Sequence[int],
         tree_tokens: Sequence[int],
         parents: Sequence[int],
-        take: Callable[[int, torch.Tensor], None],
+        take: Callable[[int, Array], None],
         answer: Callable[[ScoreJob | BaseException], None],
         *,
         room: int = 0,
@@ -319,7 +319,7 @@ class ScoreJob(Job):
         """See Job.kept: the prompt, and the way through the tree that was asked to be kept."""
         return self._kept[self._kept < self.computed]
 
-    def read(self, rows: Sequence[int], logits: torch.Tensor) -> None:
+    def read(self, rows: Sequence[int], logits: Array) -> None:
         """See Job.read."""
         for row, line in zip(rows, logits, strict=True):
             self.take(row - self.prompt_length, line)
@@ -388,6 +388,14 @@ def result_of(
         usage=usage,
         healed=tree.boundary.healed,
     )
+
+
+def _log_sum(values: np.ndarray) -> float:
+    """log of the sum of exp of float64 values."""
+    top = float(values.max(initial=-math.inf))
+    if not math.isfinite(top):
+        return top
+    return top + math.log(float(np.exp(values - top).sum()))
 
 
 def _softmax(values: Sequence[float]) -> list[float]:

@@ -15,7 +15,7 @@ from palmette.runtime.policies import POLICIES
 
 # The KV cache takes at most this share of the machine's memory unless the caller says how large it is.
 _KV_SHARE = 0.25
-_KV_TOKENS = 32_768
+_KV_TOKENS = 24_576
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class EngineSettings:
                 )
 
     def kv_size(self, bytes_per_token: int) -> int:
-        """Tokens of the KV cache: what was asked for, or what a quarter of the memory holds, at most 32,768."""
+        """Tokens of the KV cache: what was asked for, or what a quarter of the memory holds, at most 24,576."""
         if self.kv_tokens is not None:
             return self.kv_tokens
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

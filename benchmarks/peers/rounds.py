@@ -29,6 +29,7 @@ class Runner(Protocol):
     def facts(self) -> Mapping[str, Any]: ...
     def run(self, workload: str, data: Mapping[str, Any]) -> dict[str, Any]: ...
     def peak_bytes(self) -> int: ...
+    def forget_peak(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -105,12 +106,15 @@ class Session:
         runner = self._runner(engine)
         self._wait()
         others = Others([os.getpid(), *(each.pid for each in self._up.values())])
+        self._note_peak(engine)
+        runner.forget_peak()
         answer = runner.run(workload, data)
         share = others.percent()
+        peak = self._note_peak(engine)
         if "refused" in answer:
             self._note(engine, workload, answer["refused"])
             return False
-        figures = judged(answer["figures"], data.get("schemas"))
+        figures = {**judged(answer["figures"], data.get("schemas")), "memory": peak / 2**20}
         took = figures.pop("took", 0.0)
         self._keep(Run(workload, engine, turn, figures, share, data["size"]))
         return bool(took <= self._plan.long)
@@ -140,10 +144,15 @@ class Session:
         return self._up[engine]
 
     def _stop(self, engine: str) -> None:
-        runner = self._up.pop(engine, None)
-        if runner is not None:
-            self.peaks[engine] = max(self.peaks.get(engine, 0), runner.peak_bytes())
-            runner.close()
+        if engine in self._up:
+            self._note_peak(engine)
+            self._up.pop(engine).close()
+
+    def _note_peak(self, engine: str) -> int:
+        """The engine's peak since it was last forgotten."""
+        peak = self._up[engine].peak_bytes()
+        self.peaks[engine] = max(self.peaks.get(engine, 0), peak)
+        return peak
 
     def _wait(self) -> None:
         """Until the machine is quiet, at most as long as the plan's patience."""

@@ -11,6 +11,7 @@ from rich.table import Table
 from palmette.benchmarks.peers.ceilings import Ceilings
 from palmette.benchmarks.peers.roofline import Roof, shape
 from palmette.benchmarks.peers.rounds import QUIET, Run
+from palmette.benchmarks.peers.workloads import WORKLOADS
 
 
 class Figure(NamedTuple):
@@ -23,7 +24,7 @@ class Figure(NamedTuple):
     more: bool = True
 
 
-FIGURES = (
+FIGURES: tuple[Figure, ...] = (
     Figure("A", "decode", "A decode, tokens/s", ".1f"),
     *(Figure("A", f"first_{n}", f"A first token after {n}, ms", ".0f", more=False) for n in (128, 512, 2048)),
     Figure("B32", "rate", "B 32 together, tokens/s"),
@@ -39,6 +40,9 @@ FIGURES = (
     Figure("F2", "rate", "F by whole option, questions/s", ".2f"),
     Figure("G", "start", "G start to first token, s", ".2f", more=False),
     Figure("G", "memory", "G memory by then, MiB", ".0f", more=False),
+)
+FIGURES += tuple(
+    Figure(name, "memory", f"{name} peak memory, MiB", ".0f", more=False) for name in WORKLOADS if name != "G"
 )
 OURS = "palmette:"
 
@@ -125,9 +129,10 @@ def roof_table(runs: Sequence[Run], facts: Mapping[str, Mapping[str, Any]], ceil
 def bound_of(
     runs: Sequence[Run], figure: Figure, engine: str, facts: Mapping[str, Any], ceilings: Ceilings
 ) -> float | None:
-    """The median of the bounds of an engine's runs; None for other engines than palmette, and for other figures."""
+    """The median of the bounds of an engine's runs; None for other engines than palmette, for other figures, and where
+    the ceilings for its weights were not measured."""
     model = shape(facts)
-    if model is None:
+    if model is None or model.main not in ceilings.macs or model.bytes not in ceilings.read:
         return None
     roof = Roof(model, ceilings)
     bounds = [

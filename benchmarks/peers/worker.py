@@ -63,6 +63,9 @@ class Worker:
     def peak_bytes(self) -> int:
         return machine.peak_bytes(self.pid)
 
+    def forget_peak(self) -> None:
+        machine.forget_peak(self.pid)
+
     def close(self) -> None:
         """Ends the process and all that it has started."""
         with suppress(OSError):

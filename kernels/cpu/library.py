@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
-import torch
 
-Array = torch.Tensor | np.ndarray[Any, Any]
+from palmette.torch_later import Array, dtype_name, torch
 
 _NO_MEMORY: Final = 2
 
@@ -127,18 +126,32 @@ def load() -> Library:
 def floats(values: Array, shape: Sequence[int | None] = ()) -> torch.Tensor:
     """`values` as a float32 tensor that C++ can read: on the CPU, its elements in a row. TypeError or ValueError if
     it is not float32 or not of this shape (None: any length)."""
-    tensor = torch.as_tensor(values)
-    if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
-        raise TypeError(f"float32 on the CPU is wanted, not {tensor.dtype} on {tensor.device}")
-    wanted = [a if b is None else b for a, b in zip(tensor.shape, shape, strict=False)]
-    if shape and list(tensor.shape) != wanted + list(shape[len(wanted) :]):
-        raise ValueError(f"the shape {tuple(tensor.shape)} is not {tuple(shape)}")
-    return tensor.contiguous()
+    check_floats(values, shape)
+    return torch.as_tensor(values).contiguous()
 
 
-def pointer(tensor: torch.Tensor | None) -> c_void_p:
-    """Where a tensor's data lies; it must be kept alive as long as that is read."""
-    return c_void_p(tensor.data_ptr() if tensor is not None else None)
+def check_floats(values: Array, shape: Sequence[int | None] = ()) -> None:
+    """The errors of `floats`."""
+    place = "cpu" if isinstance(values, np.ndarray) else values.device.type
+    if dtype_name(values.dtype) != "float32" or place != "cpu":
+        raise TypeError(f"float32 on the CPU is wanted, not {dtype_name(values.dtype)} on {place}")
+    wanted = [a if b is None else b for a, b in zip(values.shape, shape, strict=False)]
+    if shape and list(values.shape) != wanted + list(shape[len(wanted) :]):
+        raise ValueError(f"the shape {tuple(values.shape)} is not {tuple(shape)}")
 
 
-__all__ = ["SIGNATURES", "Array", "Library", "LibraryMissing", "Part", "Team", "c_float", "floats", "load", "pointer"]
+def address(values: Array) -> int:
+    """Where the numbers lie; they must be kept alive as long as that is read."""
+    return int(values.ctypes.data if isinstance(values, np.ndarray) else values.data_ptr())
+
+
+def pointer(values: Array | None) -> c_void_p:
+    """`address` as C takes it; NULL for None."""
+    return c_void_p(address(values) if values is not None else None)
+
+
+def in_a_row(values: Array) -> bool:
+    """Whether the numbers lie one after the other, on the CPU."""
+    if isinstance(values, np.ndarray):
+        return values.flags.c_contiguous
+    return values.device.type == "cpu" and values.is_contiguous()

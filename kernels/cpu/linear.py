@@ -10,14 +10,15 @@ import weakref
 from collections.abc import Sequence
 from typing import Final
 
-import torch
+import numpy as np
 
 from palmette.kernels.blocks import Blocks, Stored
-from palmette.kernels.cpu.library import Array, Library, Part, Team, floats, load, pointer
+from palmette.kernels.cpu.library import Library, Part, Team, address, check_floats, floats, load, pointer
+from palmette.torch_later import Array, dtype_name, torch
 
 # The order of the enum in palmette_cpu.h.
 FORMATS: Final = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
-_DTYPES: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_DTYPES: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 class Weight:
@@ -26,8 +27,7 @@ class Weight:
     def __init__(self, team: Team, parts: Sequence[Stored], bias: Array | None = None) -> None:
         if not parts:
             raise ValueError("a weight has at least one part")
-        tensors = [part.data if isinstance(part, Blocks) else part for part in parts]
-        tensors = [tensor.cpu().contiguous() for tensor in tensors]
+        arrays = [_in_a_row(part.data if isinstance(part, Blocks) else part) for part in parts]
         shapes = [part.shape for part in parts]
         self.k = int(shapes[0][1])
         self.n = sum(int(shape[0]) for shape in shapes)
@@ -36,9 +36,11 @@ class Weight:
         self.level = team.level
         self.formats = tuple(format_of(part) for part in parts)
         table = (Part * len(parts))()
-        for i, (tensor, name) in enumerate(zip(tensors, self.formats, strict=True)):
-            table[i] = Part(FORMATS.index(name), 0, int(shapes[i][0]), tensor.data_ptr())
-        extra = None if bias is None else floats(bias, (self.n,))
+        for i, (array, name) in enumerate(zip(arrays, self.formats, strict=True)):
+            table[i] = Part(FORMATS.index(name), 0, int(shapes[i][0]), address(array))
+        if bias is not None:
+            check_floats(bias, (self.n,))
+        extra = None if bias is None else _in_a_row(bias)
         dll = team.library.dll
         handle = dll.pal_weight_new(team.handle, self.k, table, len(parts), pointer(extra))
         if handle is None:
@@ -66,7 +68,7 @@ def linear(team: Team, x: Array, weight: Weight, out: torch.Tensor | None = None
 def spread(blocks: Stored, library: Library | None = None) -> torch.Tensor:
     """All weights of a stored weight [n, k] as float32."""
     library = library or load()
-    data = (blocks.data if isinstance(blocks, Blocks) else blocks).contiguous()
+    data = _in_a_row(blocks.data if isinstance(blocks, Blocks) else blocks)
     out = torch.empty(tuple(blocks.shape))
     code = library.dll.pal_dequantize(FORMATS.index(format_of(blocks)), pointer(data), out.numel(), pointer(out))
     library.check(code)
@@ -75,7 +77,12 @@ def spread(blocks: Stored, library: Library | None = None) -> torch.Tensor:
 
 def format_of(part: Stored) -> str:
     """Its name among FORMATS. ValueError where it has none."""
-    name = part.format if isinstance(part, Blocks) else _DTYPES.get(part.dtype, str(part.dtype))
+    name = part.format if isinstance(part, Blocks) else dtype_name(part.dtype)
+    name = _DTYPES.get(name, name)
     if name not in FORMATS:
         raise ValueError(f"the kernels do not know weights of {name}; they know {', '.join(FORMATS)}")
     return name
+
+
+def _in_a_row(values: Array) -> Array:
+    return np.ascontiguousarray(values) if isinstance(values, np.ndarray) else values.cpu().contiguous()

@@ -9,12 +9,11 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import torch
-
 from palmette.kernels.blocks import Stored
-from palmette.kernels.cpu.library import Array, Team, floats, pointer
+from palmette.kernels.cpu.library import Team, floats, pointer
 from palmette.kernels.cpu.step import GATES, Op, batch_record, cache_record, embedding
 from palmette.kernels.ragged import RaggedBatch
+from palmette.torch_later import Array, torch
 
 
 def rms_norm(team: Team, x: Array, weight: Array, eps: float) -> torch.Tensor:

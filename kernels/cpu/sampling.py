@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-import torch
 
 from palmette.kernels.cpu.library import Team, pointer
+from palmette.torch_later import Array, as_numpy, is_tensor
 
 NOTHING_ALLOWED: Final = -1
 NO_NUMBERS: Final = -2
@@ -78,13 +78,18 @@ class Sampler:
         self._team, self._handle = team, ctypes.c_void_p(handle)
         weakref.finalize(self, dll.pal_sampler_free, self._handle)
 
-    def sample(self, logits: torch.Tensor, asks: Sequence[Ask]) -> list[Outcome]:
+    def sample(self, logits: Array, asks: Sequence[Ask]) -> list[Outcome]:
         """One token for each row of `logits`, float32 [R, V] on the CPU; those masked or banned become -inf."""
-        if logits.dtype != torch.float32 or logits.device.type != "cpu" or logits.dim() != 2:
+        if is_tensor(logits) and logits.device.type != "cpu":
             raise TypeError("logits are float32 [R, V] on the CPU")
-        count, width = logits.shape
-        if len(asks) != count or (count > 1 and logits.stride(0) < width) or logits.stride(1) != 1:
-            raise ValueError(f"{len(asks)} rows are asked of logits {tuple(logits.shape)}")
+        table = as_numpy(logits)
+        if table.dtype != np.float32 or table.ndim != 2:
+            raise TypeError("logits are float32 [R, V] on the CPU")
+        count, width = table.shape
+        stride = table.strides[0] // table.itemsize
+        rows_apart = count < 2 or stride >= width
+        if len(asks) != count or (count and not (rows_apart and table.strides[1] == table.itemsize)):
+            raise ValueError(f"{len(asks)} rows are asked of logits {table.shape}")
         if not count:
             return []
         rows, out = np.zeros(count, _ROW), np.zeros(count, _OUT)
@@ -104,7 +109,7 @@ class Sampler:
         library = self._team.library
         library.check(
             library.dll.pal_sample(
-                self._team.handle, self._handle, pointer(logits), count, width, logits.stride(0),
+                self._team.handle, self._handle, pointer(table), count, width, stride,
                 rows.ctypes.data, out.ctypes.data,
             )
         )  # fmt: skip

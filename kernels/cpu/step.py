@@ -8,11 +8,11 @@ import weakref
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from typing import Any, Final
 
-import torch
+import numpy as np
 
 from palmette.kernels.blocks import Blocks, Stored
 from palmette.kernels.cpu.crew import Crew
-from palmette.kernels.cpu.library import Team, pointer
+from palmette.kernels.cpu.library import Team, address, in_a_row, pointer
 from palmette.kernels.cpu.linear import FORMATS, Weight, format_of
 from palmette.kernels.ragged import RaggedBatch
 from palmette.kernels.tape import (
@@ -30,6 +30,7 @@ from palmette.kernels.tape import (
     Tape,
 )
 from palmette.kernels.tape import Op as Operation
+from palmette.torch_later import Array, as_numpy, dtype_name, torch
 
 # The order of the enums in palmette_cpu.h.
 CODES: Final = {
@@ -41,7 +42,8 @@ CODES: Final = {
 GATES: Final = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 _REGISTERS: Final = {"x": 0, "h": 1, "qkv": 2, "a": 3, "g": 4}
 _ANGLES: Final = 8
-_KV_TYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+# uint16 is bfloat16 in numpy's arrays.
+_KV_TYPES: Final = {"float32": 0, "bfloat16": 1, "uint16": 1, "int8": 2}
 
 
 class Op(ctypes.Structure):
@@ -105,17 +107,17 @@ class Step:
         self.vocab = int(tape[-1].weight.n)
         weakref.finalize(self, dll.pal_tape_free, self._handle)
 
-    def run(self, batch: RaggedBatch, kv: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+    def run(self, batch: RaggedBatch, kv: Any, out: np.ndarray | None = None) -> np.ndarray:
         """Logits, float32 [R, vocab], of the batch's out_rows; K and V of all its tokens are in `kv` afterwards.
 
         kv.k, kv.v: [layers, slots, kv_heads, head_dim] of float32, bfloat16, or int8 with kv.k_scale and kv.v_scale,
-        float32 [layers, slots, kv_heads]. out: where the logits go, if not to a new tensor. ValueError where batch or
+        float32 [layers, slots, kv_heads]. out: where the logits go, if not to a new array. ValueError where batch or
         cache do not fit the model; nothing is written then.
         """
         count = len(batch.out_rows)
         if out is None:
-            out = torch.empty(count, self.vocab)
-        elif out.shape != (count, self.vocab) or out.dtype != torch.float32 or not out.is_contiguous():
+            out = np.empty((count, self.vocab), np.float32)
+        elif out.shape != (count, self.vocab) or out.dtype != np.float32 or not out.flags.c_contiguous:
             raise ValueError(f"the logits are float32 [{count}, {self.vocab}] in a row")
         record = batch_record(batch, out)
         cache = cache_record(kv)
@@ -171,9 +173,9 @@ class Step:
         embedding(record, weight, scale)
         self._kept.append(weight)
 
-    def _floats(self, tensor: torch.Tensor) -> int:
-        self._kept.append(tensor.float().contiguous())
-        return int(self._kept[-1].data_ptr())
+    def _floats(self, values: Array) -> int:
+        self._kept.append(np.ascontiguousarray(as_numpy(values), np.float32))
+        return address(self._kept[-1])
 
     def _packed(self, weight: Weight) -> c_void_p:
         if weight.level != self._team.level:
@@ -187,31 +189,33 @@ def embedding(record: Op, weight: Stored, scale: float) -> None:
     first, as the models do; blocks count as float32."""
     blocks = isinstance(weight, Blocks)
     data = weight.data if isinstance(weight, Blocks) else weight
-    if not data.is_contiguous() or data.device.type != "cpu":
+    if not in_a_row(data):
         raise ValueError("the rows of an embedding lie one after the other, on the CPU")
     record.kind = FORMATS.index(format_of(weight))
     record.rows, record.columns = weight.shape
-    record.weight = data.data_ptr()
-    record.scale = scale if blocks else float(torch.tensor(scale, dtype=data.dtype))
+    record.weight = address(data)
+    plain = blocks or isinstance(data, np.ndarray)
+    record.scale = scale if plain else float(torch.tensor(scale, dtype=data.dtype))
 
 
 def cache_record(kv: Any) -> Cache:
     """The record of a cache with the fields that `Step.run` names."""
     k, v = kv.k, kv.v
-    if k.shape != v.shape or k.dtype != v.dtype or not (k.is_contiguous() and v.is_contiguous()):
+    if k.shape != v.shape or k.dtype != v.dtype or not (in_a_row(k) and in_a_row(v)):
         raise ValueError("keys and values are two contiguous tensors of one shape and type")
-    if k.dtype not in _KV_TYPES:
-        raise ValueError(f"a cache holds {', '.join(map(str, _KV_TYPES))}, not {k.dtype}")
+    kind = dtype_name(k.dtype)
+    if kind not in _KV_TYPES:
+        raise ValueError(f"a cache holds {', '.join(_KV_TYPES)}, not {kind}")
     layers, slots, heads, size = k.shape
-    scales = [getattr(kv, "k_scale", None), getattr(kv, "v_scale", None)] if k.dtype == torch.int8 else [None, None]
+    scales = [getattr(kv, "k_scale", None), getattr(kv, "v_scale", None)] if kind == "int8" else [None, None]
     for scale in scales:
-        if scale is not None and (scale.shape != k.shape[:3] or scale.dtype != torch.float32):
+        if scale is not None and (scale.shape != k.shape[:3] or dtype_name(scale.dtype) != "float32"):
             raise ValueError(f"the scales of a cache are float32 {tuple(k.shape[:3])}")
     return Cache(
         pointer(k),
         pointer(v),
         *map(pointer, scales),
-        dtype=_KV_TYPES[k.dtype],
+        dtype=_KV_TYPES[kind],
         layers=layers,
         slots=slots,
         layer_stride=slots * heads * size,
@@ -221,19 +225,19 @@ def cache_record(kv: Any) -> Cache:
     )
 
 
-def batch_record(batch: RaggedBatch, logits: torch.Tensor | None) -> Batch:
-    """The record of a batch; its tensors must stay alive."""
+def batch_record(batch: RaggedBatch, logits: Array | None) -> Batch:
+    """The record of a batch; its arrays must stay alive."""
     names = ("tokens", "positions", "slots", "seg_start", "kv_start", "kv_slots", "out_rows")
-    tensors = [getattr(batch, name) for name in names]
-    for name, tensor in zip(names, tensors, strict=True):
-        if tensor.dtype != torch.int64 or not tensor.is_contiguous() or tensor.device.type != "cpu":
+    arrays = [getattr(batch, name) for name in names]
+    for name, array in zip(names, arrays, strict=True):
+        if dtype_name(array.dtype) != "int64" or not in_a_row(array):
             raise ValueError(f"{name} is int64 in a row on the CPU")
     rows, segments = len(batch.tokens), len(batch.seg_start) - 1
     if not len(batch.positions) == len(batch.slots) == rows or len(batch.kv_start) != segments + 1:
         raise ValueError("the batch's arrays differ in length")
     if int(batch.kv_start[-1]) != len(batch.kv_slots):
         raise ValueError("kv_start does not span kv_slots")
-    return Batch(rows, segments, len(batch.out_rows), *map(pointer, tensors), pointer(logits))
+    return Batch(rows, segments, len(batch.out_rows), *map(pointer, arrays), pointer(logits))
 
 
 def _register(name: str) -> int:

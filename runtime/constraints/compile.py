@@ -13,7 +13,7 @@ from time import monotonic
 import llguidance
 
 from palmette.errors import ConstraintError
-from palmette.runtime.constraints import json_schema, llg, structural
+from palmette.runtime.constraints import llg, structural
 from palmette.runtime.constraints.automaton import TrieAutomaton
 from palmette.runtime.constraints.automaton_matcher import AutomatonConstraint, RowCache
 from palmette.runtime.constraints.determinize import TooLarge, build
@@ -78,6 +78,8 @@ def _llguidance_grammar(constraint: Constraint, control: Mapping[str, int | None
     """The grammar of a `json_schema`, `grammar` or `structural_tag` constraint, in llguidance's own form; control: see
     structural.lark."""
     if constraint.kind == "json_schema":
+        from palmette.runtime.constraints import json_schema  # the package behind it takes its time
+
         return json_schema.grammar(json_schema.read(_text(constraint)), whitespace=constraint.whitespace)
     text = structural.lark(_text(constraint), control) if constraint.kind == "structural_tag" else _text(constraint)
     if not text.strip():
@@ -88,6 +90,8 @@ def _llguidance_grammar(constraint: Constraint, control: Mapping[str, int | None
 def _refuse(constraint: Constraint, message: str) -> ConstraintError:
     """llguidance's refusal in our words."""
     if constraint.kind == "json_schema":
+        from palmette.runtime.constraints import json_schema
+
         return json_schema.refusal(message, _text(constraint))
     where = message.split(":", 1)[0] if message.startswith("at ") else ""
     return ConstraintError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -50,10 +51,11 @@ class Vocabulary:
         self.end_bits = np.zeros(self.words, np.int32)
         for i in end_ids:
             self.end_bits.view(np.uint32)[i >> 5] |= np.uint32(1 << (i & 31))
-        digest = hashlib.sha256(repr((width, sorted(end_ids))).encode())
-        for spelling in self.token_bytes:
-            digest.update(b"-" if spelling is None else b"%d:" % len(spelling) + spelling)
-        self.fingerprint = digest.hexdigest()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        spelled = (b"-" if spelling is None else b"%d:" % len(spelling) + spelling for spelling in self.token_bytes)
+        return hashlib.sha256(repr((self.width, sorted(self.end_ids))).encode() + b"".join(spelled)).hexdigest()
 
     @classmethod
     def of_bytes(cls) -> Vocabulary:

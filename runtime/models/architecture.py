@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
+import numpy as np
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
@@ -30,13 +30,14 @@ class Rope:
     original_context: int = 8192
     divisors: tuple[float, ...] | None = None
 
-    def inv_freq(self) -> torch.Tensor:
+    def inv_freq(self) -> np.ndarray:
         """float32 [dim / 2], radians per position."""
-        # In float32 from the start, as the models were trained: theta ** x in double differs in the last bits.
-        steps = torch.arange(0, self.dim, 2, dtype=torch.int64).float() / self.dim
-        base = 1.0 / (self.theta**steps)
+        # Rounded to float32 after each operation, as the models were trained: in double alone the last bits differ.
+        steps = np.arange(0, self.dim, 2, dtype=np.float32) / np.float32(self.dim)
+        powers = np.power(np.float64(np.float32(self.theta)), steps.astype(np.float64)).astype(np.float32)
+        base = np.float32(1.0) / powers
         if self.divisors is not None:
-            return base / torch.tensor(self.divisors)
+            return base / np.array(self.divisors, np.float32)
         if self.scaling == "linear":
             return base / self.factor
         if self.scaling == "llama3":
@@ -44,8 +45,8 @@ class Rope:
             low_wave, high_wave = self.original_context / self.low, self.original_context / self.high
             blend = (self.original_context / wavelength - self.low) / (self.high - self.low)
             mixed = (1 - blend) * base / self.factor + blend * base
-            slow = torch.where(wavelength > low_wave, base / self.factor, mixed)
-            return torch.where(wavelength < high_wave, base, slow)
+            slow = np.where(wavelength > low_wave, base / self.factor, mixed)
+            return np.where(wavelength < high_wave, base, slow)
         return base
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-import torch
+import numpy as np
 
 from palmette.errors import ModelError
-from palmette.kernels.blocks import Blocks, Stored, block_length, quantize
+from palmette.kernels.blocks import Blocks, Stored, layout, quantize
 from palmette.runtime.models.architecture import Architecture, Parameter, parameters
+from palmette.torch_later import torch
 
 if TYPE_CHECKING:
     from palmette.runtime.models.lower import Fetch
@@ -27,18 +28,22 @@ class Form:
     quantization: the format that all other matrices are brought into whose rows are whole blocks; embedding and head
     keep eight bits, since fewer cost far more there than in the layers."""
 
-    dtype: torch.dtype
+    dtype: str
     formats: Collection[str] = ()
     quantization: str | None = None
 
-    def of(self, parameter: Parameter, weight: Stored, device: torch.device) -> Stored:
+    def of(self, parameter: Parameter, weight: Stored, device: str) -> Stored:
         """A weight as the files have it, in this form."""
         if isinstance(weight, Blocks):
             return weight
         format = "Q8_0" if self.quantization and parameter.name in ("embed", "head") else self.quantization
-        if format is not None and weight.dim() == 2 and weight.shape[1] % block_length(format) == 0:
+        if isinstance(weight, np.ndarray):
+            if self.dtype == "float32":
+                return weight
+            weight = torch.from_numpy(weight)
+        if format is not None and weight.dim() == 2 and weight.shape[1] % layout(format).weights == 0:
             return quantize(weight, format)
-        return weight.to(device=device, dtype=self.dtype).contiguous()
+        return weight.to(device=device, dtype=getattr(torch, self.dtype)).contiguous()
 
 
 class TensorSource(Protocol):
@@ -70,7 +75,7 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
     arch: Architecture
     source: TensorSource
     names: Callable[[Parameter], str]
-    stored_dtype: torch.dtype | None
+    stored_dtype: str | None
     tokenizer: Callable[[], Tokenizer]
     where: str
     ignored: Callable[[str], bool] = field(default=lambda name: False)
@@ -106,7 +111,7 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
             hint = "the output matrix may be the embedding: then tie_word_embeddings in config.json must be true"
         raise ModelError(f"{self.where} ({self.arch.family}): tensors " + "; ".join(parts), hint=hint)
 
-    def fetcher(self, form: Form, device: torch.device, progress: Progress | None = None) -> Fetch:
+    def fetcher(self, form: Form, device: str, progress: Progress | None = None) -> Fetch:
         """A function that reads a weight in this form on this device."""
         table = {(p.name, p.layer): p for p in parameters(self.arch)}
         done = 0

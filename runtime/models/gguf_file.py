@@ -6,6 +6,7 @@ seconds to walk a large vocabulary's arrays; its dequantisers are used.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Collection
@@ -13,20 +14,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import gguf
 import numpy as np
-import torch
 
 from palmette.errors import ModelError
-from palmette.kernels.blocks import Blocks, Stored
+from palmette.kernels.blocks import Blocks, Stored, layout
+from palmette.torch_later import torch
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_PLAIN = {
-    gguf.GGMLQuantizationType.F32: torch.float32,
-    gguf.GGMLQuantizationType.F16: torch.float16,
-    gguf.GGMLQuantizationType.BF16: torch.bfloat16,
-}
+# So many bytes of the file stay in memory while it is read: they are needed once, to be packed.
+_KEPT = 16 << 20
+_PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# The commonest types by number; `gguf`, which is slow to import, knows them all.
+_TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 12: "Q4_K", 14: "Q6_K", 30: "BF16"}
 
 
 class TensorInfo(NamedTuple):
@@ -44,6 +44,7 @@ class GgufFile:
         self.path = path
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, TensorInfo] = {}
+        self._read = 0
         with path.open("rb") as file:
             try:
                 # Private and writable, since torch warns of memory that is not; nobody writes.
@@ -60,46 +61,52 @@ class GgufFile:
             raise
 
     def close(self) -> None:
-        # Where a read was broken off (Ctrl-C), its traceback still holds arrays over the map, which closes with the
-        # last of them then. An error here would take the place of the one that is on its way.
+        # Blocks may lie in the map (an embedding's, or in the traceback of a read that was broken off): it closes with
+        # the last of them then. An error here would take the place of the one that is on its way.
+        self._let_go(_KEPT)
         with suppress(BufferError):
             self._map.close()
+
+    def _let_go(self, size: int) -> None:
+        """Note that so many more bytes are being read; now and then, those before count as this process's memory no
+        more. What is asked for again comes back from the file."""
+        self._read += size
+        if self._read >= _KEPT and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+            self._read = 0
 
     def kind_name(self, name: str) -> str:
         """The tensor's type as people call it, such as Q4_K."""
         number = self.tensors[name].kind
-        try:
-            return gguf.GGMLQuantizationType(number).name
-        except ValueError:
-            return f"type {number}"
+        return _type_name(number) or f"type {number}"
 
     def check_types(self) -> None:
         """ModelError where a tensor has a type that cannot be read, before any is read."""
         for name, info in self.tensors.items():
-            readable = {*_PLAIN, *gguf.quants._type_traits}
-            if info.kind not in readable:
+            if not _readable(info.kind):
                 raise ModelError(
                     f"{self.path}: tensor {name} is stored as {self.kind_name(name)}, which cannot be read here",
                     hint="use a file in F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K or Q6_K",
                 )
 
-    def plain_dtype(self) -> torch.dtype | None:
+    def plain_dtype(self) -> str | None:
         """The dtype of the matrices where all are stored unquantised in one type, else None."""
         kinds = {info.kind for info in self.tensors.values() if len(info.shape) > 1}
-        return _PLAIN.get(gguf.GGMLQuantizationType(kinds.pop())) if len(kinds) == 1 else None
+        return _PLAIN.get(_type_name(kinds.pop()) or "") if len(kinds) == 1 else None
 
     def read(self, name: str, formats: Collection[str] = ()) -> Stored:
-        """The tensor in its own dtype where it is stored plainly (a copy), as blocks over the memory map where their
-        format is one of `formats`, else spread out to float32."""
+        """The tensor in its own dtype where it is stored plainly (a copy; an array where it is float32 of one axis), as
+        blocks over the memory map where their format is one of `formats`, else spread out to float32."""
         info = self.tensors[name]
-        kind = gguf.GGMLQuantizationType(info.kind)
-        block, size = gguf.GGML_QUANT_SIZES[kind]
-        count = int(np.prod(info.shape, dtype=np.int64))
-        raw = np.frombuffer(self._map, dtype=np.uint8, count=count // block * size, offset=info.offset)
+        kind = self.kind_name(name)
+        raw = np.frombuffer(self._map, dtype=np.uint8, count=_bytes(info.shape, kind), offset=info.offset)
+        self._let_go(len(raw))
+        if kind == "F32" and len(info.shape) == 1:
+            return raw.copy().view(np.float32)
         if kind in _PLAIN:
-            return torch.from_numpy(raw.copy()).view(_PLAIN[kind]).reshape(info.shape)
-        blocks = Blocks(kind.name, torch.from_numpy(raw).view(*info.shape[:-1], -1))
-        return blocks if kind.name in formats else blocks.spread()
+            return torch.from_numpy(raw.copy()).view(getattr(torch, _PLAIN[kind])).reshape(info.shape)
+        blocks = Blocks(kind, raw.reshape(*info.shape[:-1], -1))
+        return blocks if kind in formats else blocks.spread()
 
     def _read_header(self) -> None:
         magic, version = self._map[:4], 0
@@ -127,11 +134,10 @@ class GgufFile:
 
     def _check_inside(self, name: str) -> None:
         info = self.tensors[name]
-        try:
-            block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(info.kind)]
-        except ValueError:
+        kind = _type_name(info.kind)
+        if kind is None:
             return  # check_types says more about it
-        if info.offset + int(np.prod(info.shape, dtype=np.int64)) // block * size > len(self._map):
+        if info.offset + _bytes(info.shape, kind) > len(self._map):
             raise _damaged(self.path, f"it ends before tensor {name} does")
 
     def _number(self, code: str) -> Any:
@@ -174,6 +180,29 @@ class GgufFile:
             self._at += struct.calcsize(f"<{count}{_SCALARS[inner]}")
             return list(values)
         return self._number(_SCALARS[kind])
+
+
+def _type_name(number: int) -> str | None:
+    """None where there is no such type."""
+    if number not in _TYPES:
+        import gguf
+
+        with suppress(ValueError):
+            return gguf.GGMLQuantizationType(number).name
+    return _TYPES.get(number)
+
+
+def _readable(number: int) -> bool:
+    if number in _TYPES:
+        return True
+    import gguf
+
+    return number in gguf.quants._type_traits
+
+
+def _bytes(shape: tuple[int, ...], kind: str) -> int:
+    weights, size = layout(kind)
+    return math.prod(shape) // weights * size
 
 
 def _damaged(path: Path, what: str) -> ModelError:

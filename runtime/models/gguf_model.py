@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from palmette.errors import ModelError
 from palmette.kernels.blocks import Blocks, Stored
@@ -151,7 +151,8 @@ def _layers(file: GgufFile, family: str, head_dim: int) -> tuple[LayerKind, ...]
         raise ModelError(f"{file.path}: rope scaling {scaling!r} is not known here", hint="known are: none, linear")
     divisors = None
     if "rope_freqs.weight" in file.tensors:
-        divisors = tuple(file.read("rope_freqs.weight").float().tolist())
+        found = file.read("rope_freqs.weight")
+        divisors = tuple((found if isinstance(found, np.ndarray) else found.float()).tolist())
     rope = Rope(
         theta=meta.get(f"{family}.rope.freq_base", 1e6 if family == "gemma3" else 10000.0),
         dim=meta.get(f"{family}.rope.dimension_count", head_dim),
@@ -171,9 +172,11 @@ def _halves(tensor: Stored, heads: int) -> Stored:
     """Rows of Llama's q and k from pairs that lie side by side, as GGUF has them, to pairs that lie half a head apart,
     as `rope` turns them."""
     if isinstance(tensor, Blocks):
-        return tensor.take(_halves(torch.arange(len(tensor.data)), heads))
+        rows = _halves(np.arange(len(tensor.data)), heads)
+        assert isinstance(rows, np.ndarray)
+        return tensor.take(rows)
     rest = tensor.shape[1:]
-    return tensor.reshape(heads, -1, 2, *rest).transpose(1, 2).reshape(tensor.shape)
+    return tensor.reshape(heads, -1, 2, *rest).swapaxes(1, 2).reshape(tensor.shape)
 
 
 class _Source:

@@ -15,6 +15,7 @@ from palmette.errors import ModelError
 from palmette.runtime.models.architecture import Parameter
 from palmette.runtime.models.checkpoint import Checkpoint
 from palmette.runtime.models.hf_config import architecture
+from palmette.torch_later import dtype_name
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ def open_folder(folder: Path) -> Checkpoint:
 
         return Tokenizer.of_folder(folder, width=arch.vocab)
 
-    return Checkpoint(arch, source, name, source.dtype(), tokenizer, str(folder), ignored=ignored)
+    return Checkpoint(arch, source, name, dtype_name(source.dtype()), tokenizer, str(folder), ignored=ignored)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

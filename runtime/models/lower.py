@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-import torch
-
-from palmette.kernels.blocks import Stored
+from palmette.kernels.blocks import Blocks, Stored
 from palmette.kernels.dispatch import Kernels
 from palmette.kernels.tape import (
     Add,
@@ -24,31 +22,31 @@ from palmette.kernels.tape import (
     Tape,
 )
 from palmette.runtime.models.architecture import Architecture
+from palmette.torch_later import Array
 
 Fetch = Callable[[str, int], Stored]
 """(our name, layer or -1) -> the tensor in the model's dtype on its device, or blocks that its kernels can read, for
 matrices. Asked once for each parameter."""
 
 
-def lower(arch: Architecture, fetch: Fetch, kernels: Kernels, device: torch.device) -> Tape:
+def lower(arch: Architecture, fetch: Fetch, kernels: Kernels, device: str) -> Tape:
     """The tape of the model. Reads every tensor of `parameters(arch)` exactly once."""
 
-    def vector(name: str, layer: int) -> torch.Tensor:
-        found = fetch(name, layer)
-        assert isinstance(found, torch.Tensor)
-        return found
+    def vector(names: Sequence[str], layer: int) -> Array:
+        parts = [fetch(name, layer) for name in names]
+        return kernels.vector([part for part in parts if not isinstance(part, Blocks)], device)
 
-    def bias(names: tuple[str, ...], layer: int, there: bool) -> torch.Tensor | None:
-        return torch.cat([vector(f"{name}_bias", layer) for name in names]) if there else None
+    def bias(names: Sequence[str], layer: int, there: bool) -> Array | None:
+        return vector([f"{name}_bias" for name in names], layer) if there else None
 
-    def norm_weight(name: str, layer: int) -> torch.Tensor:
-        weight = vector(name, layer)
+    def norm_weight(name: str, layer: int) -> Array:
+        weight = vector([name], layer)
         return weight + arch.norm_offset if arch.norm_offset else weight
 
     embedding = fetch("embed", -1)
     ops: list[Op] = [Embed(embedding, arch.embed_scale)]
     ropes = list(dict.fromkeys(layer.rope for layer in arch.layers))
-    ops.extend(Angles(rope.inv_freq().to(device), f"angles{r}") for r, rope in enumerate(ropes))
+    ops.extend(Angles(kernels.vector([rope.inv_freq()], device), f"angles{r}") for r, rope in enumerate(ropes))
     scale = arch.attention_scale or arch.head_dim**-0.5
     for i, layer in enumerate(arch.layers):
         qkv = ("q", "k", "v")
@@ -86,7 +84,7 @@ def lower(arch: Architecture, fetch: Fetch, kernels: Kernels, device: torch.devi
     return tuple(ops)
 
 
-def _into_residual(weight: object, post_norm: torch.Tensor | None, eps: float) -> list[Op]:
+def _into_residual(weight: object, post_norm: Array | None, eps: float) -> list[Op]:
     """The linear that ends a block (its input is `a`), added to the residual, by way of a norm where there is one."""
     if post_norm is None:
         return [LinearAdd(weight, "a")]

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import math
-import mmap
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
 from palmette.errors import ModelError, suggestion
 from palmette.kernels.blocks import Blocks, Stored
-from palmette.kernels.dispatch import Promise, choose, promise
+from palmette.kernels.dispatch import Promise, choose, device_kind, promise
 from palmette.kernels.ragged import RaggedBatch
 from palmette.kernels.tape import KV
 from palmette.runtime.models.architecture import Architecture
-from palmette.runtime.models.checkpoint import Form, open_checkpoint
+from palmette.runtime.models.checkpoint import Checkpoint, Form, open_checkpoint
 from palmette.runtime.models.lower import Fetch, lower
+from palmette.torch_later import Array, dtype_name, torch
 
 if TYPE_CHECKING:
     from palmette.runtime.tokenizer import Tokenizer
@@ -33,13 +34,14 @@ Progress = Callable[[int, int], None]
 KV_LAYOUT = "palmette-kv-1"
 
 DTYPES = {
-    "fp32": torch.float32,
-    "float32": torch.float32,
-    "bf16": torch.bfloat16,
-    "bfloat16": torch.bfloat16,
-    "fp16": torch.float16,
-    "float16": torch.float16,
+    "fp32": "float32",
+    "float32": "float32",
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp16": "float16",
+    "float16": "float16",
 }
+_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Block formats that weights can be brought into when they are loaded.
 QUANTIZATIONS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_1": "Q4_1"}
 
@@ -48,8 +50,8 @@ class Model:
     """A decoder that runs ragged batches over a cache of slots.
 
     vocab_width: columns of the logits; may exceed the tokenizer's count of tokens. max_context: tokens of one sequence.
-    kernels: which implementation was chosen, `kernel_reason` why. kv_dtype: of the KV cache. forms: in which dtypes and
-    block formats the weights are held, and how many in each.
+    kernels: which implementation was chosen, `kernel_reason` why. dtype, kv_dtype: of weights and of the KV cache, by
+    name ("bfloat16"). forms: in which dtypes and block formats the weights are held, and how many in each.
     """
 
     def __init__(
@@ -57,18 +59,18 @@ class Model:
         arch: Architecture,
         fetch: Fetch,
         *,
-        dtype: torch.dtype = torch.float32,
-        kv_dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str = "float32",
+        kv_dtype: torch.dtype | str | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         self.arch = arch
-        self.dtype = dtype
-        self.device = torch.device(device)
+        self.dtype = dtype_name(dtype)
+        self.device = str(device)
         choice = choose(self.device)
         self.kernels = choice.kernels
-        wanted = kv_dtype or dtype
+        wanted = dtype_name(kv_dtype or dtype)
         # Of fp16's size where the kernels have no cache of that.
-        self.kv_dtype = wanted if wanted in self.kernels.kv_dtypes else torch.bfloat16
+        self.kv_dtype = wanted if wanted in self.kernels.kv_dtypes else "bfloat16"
         self.kernel_reason = choice.reason
         self.vocab_width = arch.vocab
         self.max_context = arch.max_context
@@ -98,9 +100,8 @@ class Model:
             self.kv_dtype,
             self._weights,
             self.kernels.name,
-            self.device.type,
-            torch.__version__,
-            torch.backends.cpu.get_cpu_capability() if self.device.type == "cpu" else torch.cuda.get_device_name(),
+            device_kind(self.device),
+            *self.kernels.build(self.device),
         )
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
@@ -108,17 +109,17 @@ class Model:
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V of one token in all layers."""
         arch = self.arch
-        return 2 * len(arch.layers) * arch.kv_heads * arch.head_dim * self.kv_dtype.itemsize
+        return 2 * len(arch.layers) * arch.kv_heads * arch.head_dim * _SIZES[self.kv_dtype]
 
     def new_kv(self, slots: int) -> KV:
         """An empty cache of that many slots."""
         shape = (len(self.arch.layers), slots, self.arch.kv_heads, self.arch.head_dim)
         # Zeros and not garbage: what fills up a tile of attention reads slots that nobody wrote, and NaN * 0 is NaN.
-        return KV(*(_zeros(shape, self.kv_dtype, self.device) for _ in range(2)))
+        return KV(*(self.kernels.cache(shape, self.kv_dtype, self.device) for _ in range(2)))
 
-    @torch.no_grad()
-    def forward(self, batch: RaggedBatch, kv: KV) -> torch.Tensor:
-        """Logits, float32 [R, vocab_width], of the batch's out_rows, in their order.
+    def forward(self, batch: RaggedBatch, kv: KV) -> Array:
+        """Logits, float32 [R, vocab_width], of the batch's out_rows, in their order: an array, or a tensor where the
+        kernels are torch's.
 
         Writes K and V of every token of the batch into its slot. The batch is taken to be sound (`problems()`).
         """
@@ -139,31 +140,20 @@ class WeightsDigest:
 
     def fetch(self, name: str, layer: int) -> Stored:
         weight = self._fetch(name, layer)
-        blocks = isinstance(weight, Blocks)
-        form, flat = (weight.format, weight.data) if blocks else (str(weight.dtype).removeprefix("torch."), weight)
+        if isinstance(weight, Blocks):
+            form, flat = weight.format, weight.data.reshape(-1)
+        else:
+            form, flat = dtype_name(weight.dtype), weight.reshape(-1)
         self.forms[form] += math.prod(weight.shape)
-        flat = flat.flatten()
-        sample = flat[:: max(1, len(flat) // self._SAMPLES)].contiguous().cpu()
+        sample = flat[:: max(1, len(flat) // self._SAMPLES)]
+        if not isinstance(sample, np.ndarray):
+            sample = sample.contiguous().cpu().view(torch.uint8).numpy()
         self._hash.update(repr((name, layer, tuple(weight.shape), form)).encode())
-        self._hash.update(sample.view(torch.uint8).numpy().tobytes())
+        self._hash.update(sample.tobytes())
         return weight
 
     def hexdigest(self) -> str:
         return self._hash.hexdigest()
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on a CPU memory that the system hands over page by page when it is first used. Pages of the common size:
-    a token's KV lies in as many places as there are layers, so that with pages of 2 MB, as numpy asks for, the first
-    token alone took 0.3 s and 120 MB (SmolLM2), while steps were no quicker."""
-    size = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or size == 0:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    try:
-        memory = mmap.mmap(-1, size)
-    except OSError as error:
-        raise MemoryError(f"the system grants no {size} bytes") from error
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def load_model(
@@ -181,40 +171,54 @@ def load_model(
     blocks. Neither: as stored, where the kernels can; else blocks are spread out to fp32 on a CPU and to bf16 on a GPU.
     Raises ModelError where the files are not what they should be.
     """
+    place = _place(device)
+    asked = _asked(dtype, quantization, place)
+    with open_checkpoint(Path(path)) as checkpoint, ThreadPoolExecutor(1) as beside:
+        # Python sorts the words while C++ packs the weights.
+        tokenizer = beside.submit(_tokenizer, checkpoint)
+        form = asked or _as_stored(checkpoint.stored_dtype, place)
+        fetch = checkpoint.fetcher(form, place, progress)
+        # Where weights have four or eight bits, 16 for a key or value are not what costs precision.
+        kv_dtype = "bfloat16" if form.formats or form.quantization else form.dtype
+        model = Model(checkpoint.arch, fetch, dtype=form.dtype, kv_dtype=kv_dtype, device=place)
+        return model, tokenizer.result()
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """With its vocabulary made, which the first prompt wants."""
+    tokenizer = checkpoint.tokenizer()
+    _ = tokenizer.vocabulary
+    return tokenizer
+
+
+def _place(device: torch.device | str | None) -> str:
+    if device is None or str(device) == "cpu":
+        return "cpu"
     try:
-        place = torch.device(device or "cpu")
+        place = torch.device(device)
     except (RuntimeError, TypeError):
         raise ModelError(f"device {device!r} is unknown to torch", hint='"cpu", or "cuda" for a GPU') from None
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(f"device {device!r}: torch sees no GPU here", hint="leave `device` out to run on the CPU")
-    asked = _asked(dtype, quantization, place)
-    with open_checkpoint(Path(path)) as checkpoint:
-        form = asked or _as_stored(checkpoint.stored_dtype, place)
-        fetch = checkpoint.fetcher(form, place, progress)
-        # Where weights have four or eight bits, 16 for a key or value are not what costs precision.
-        kv_dtype = torch.bfloat16 if form.formats or form.quantization else form.dtype
-        model = Model(checkpoint.arch, fetch, dtype=form.dtype, kv_dtype=kv_dtype, device=place)
-        return model, checkpoint.tokenizer()
+    return str(place)
 
 
-def _as_stored(stored: torch.dtype | None, device: torch.device) -> Form:
+def _as_stored(stored: str | None, device: str) -> Form:
     formats = choose(device).kernels.formats
     if stored is not None or formats:
-        return Form(stored or torch.float32, () if stored is not None else formats)
-    return Form(torch.float32 if device.type == "cpu" else torch.bfloat16)
+        return Form(stored or "float32", () if stored is not None else formats)
+    return Form("float32" if device_kind(device) == "cpu" else "bfloat16")
 
 
-def _asked(dtype: str | torch.dtype | None, quantization: str | None, device: torch.device) -> Form | None:
+def _asked(dtype: str | torch.dtype | None, quantization: str | None, device: str) -> Form | None:
     """The form that dtype= or quantization= names; None where neither is given."""
     if dtype is not None and quantization is not None:
         raise ModelError("both dtype and quantization are given", hint="give one: both say how weights are held")
     name = dtype if dtype is not None else quantization
     if name is None:
         return None
-    if isinstance(name, torch.dtype) and name in DTYPES.values():
-        return Form(name)
-    key = str(name).lower()
-    if isinstance(name, str) and key in DTYPES:
+    key = dtype_name(name).lower()
+    if key in DTYPES:
         return Form(DTYPES[key])
     known = [*DTYPES, *QUANTIZATIONS] if dtype is None else [*DTYPES]
     if dtype is not None or not isinstance(name, str) or key not in QUANTIZATIONS:
@@ -226,4 +230,4 @@ def _asked(dtype: str | torch.dtype | None, quantization: str | None, device: to
             f"quantization={name!r}: the kernels here read no blocks: {choice.reason}",
             hint="leave quantization out; palmette doctor tells why these kernels run",
         )
-    return Form(torch.float32, quantization=QUANTIZATIONS[key])
+    return Form("float32", quantization=QUANTIZATIONS[key])

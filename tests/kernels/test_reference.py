@@ -56,7 +56,7 @@ def test_attention_equals_a_loop_over_tokens(scattered, window, softcap):
     for seed in range(6):
         generator = torch.Generator().manual_seed(seed)
         segments = random_segments(generator, 400, scattered)
-        batch = RaggedBatch.of(segments)
+        batch = RaggedBatch.of(segments).on("cpu")
         assert batch.problems() == []
         heads, kv_heads, size = [(4, 2, 8), (3, 3, 4), (6, 1, 16)][seed % 3]
         k_cache = torch.randn(400, kv_heads, size, generator=generator)
@@ -74,7 +74,7 @@ def test_segments_may_share_context():
     segments = [Segment([0, 0], 3, [5, 2, 9], [1, 3]), Segment([0], 3, [5, 2, 9], [7])]
     k_cache, v_cache = (torch.randn(12, 1, 4, generator=generator) for _ in range(2))
     q = torch.randn(3, 2, 4, generator=generator)
-    plan = reference.prepare(RaggedBatch.of(segments))
+    plan = reference.prepare(RaggedBatch.of(segments).on("cpu"))
     got = reference.attention(q, k_cache, v_cache, plan, scale=0.5)
     torch.testing.assert_close(got.double(), naive_attention(q, k_cache, v_cache, segments, 0.5), rtol=1e-5, atol=1e-6)
 
@@ -90,7 +90,7 @@ def test_a_segment_does_not_depend_on_its_neighbours_nor_on_where_its_slots_lie(
         k_cache[slots], v_cache[slots] = keys, values
         segments = [Segment([0], 39, slots[:-1], slots[-1:]), *others]
         q = torch.cat([queries] + [torch.ones(len(s.tokens), 4, 8) for s in others])
-        plan = reference.prepare(RaggedBatch.of(segments))
+        plan = reference.prepare(RaggedBatch.of(segments).on("cpu"))
         return reference.attention(q, k_cache, v_cache, plan, scale=0.35)[:1]
 
     alone = attend(list(range(40)))

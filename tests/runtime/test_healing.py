@@ -65,6 +65,7 @@ class TableModel:
         self.gate.wait(20)
         if self.fails:
             raise RuntimeError("the model broke")
+        batch = batch.on("cpu")
         kv[batch.slots] = batch.tokens
         lines = []
         for row in batch.out_rows.tolist():
@@ -218,7 +219,7 @@ def test_covers_equal_brute_force_on_a_transformer(list_tokenizer) -> None:
             kv, every = engine.model.new_kv(len(tokens)), list(range(len(tokens)))
             batch = RaggedBatch.of([Segment(list(tokens), 0, [], every, every)])
             with torch.inference_mode():
-                line = engine.model.forward(batch, kv)[-1]
+                line = torch.as_tensor(engine.model.forward(batch, kv))[-1]
                 line[engine.tokenizer.n_tokens :] = -torch.inf
             return line
 

@@ -25,7 +25,8 @@ def prompt_logits(engine: Any, tokens: list[int]) -> torch.Tensor:
     """Logits behind every token, by one plain forward pass with a cache of its own; padding left out."""
     every = list(range(len(tokens)))
     batch = RaggedBatch.of([Segment(tokens, 0, [], every, every)])
-    return engine.model.forward(batch, engine.model.new_kv(len(tokens)))[:, : engine.tokenizer.n_tokens]
+    logits = torch.as_tensor(engine.model.forward(batch, engine.model.new_kv(len(tokens))))
+    return logits[:, : engine.tokenizer.n_tokens]
 
 
 # -- stops -----------------------------------------------------------------------------------------------------------

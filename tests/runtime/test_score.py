@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,9 +33,22 @@ def brute_force(engine: Any, prompt: list[int], option: list[int]) -> list[float
     kv = engine.model.new_kv(len(tokens))
     every = list(range(len(tokens)))
     batch = RaggedBatch.of([Segment(tokens, 0, [], every, every)])
-    logits = engine.model.forward(batch, kv)[:, : engine.tokenizer.n_tokens].double()
+    logits = torch.as_tensor(engine.model.forward(batch, kv))[:, : engine.tokenizer.n_tokens].double()
     table = torch.log_softmax(logits, dim=-1)
     return [float(table[len(prompt) - 1 + i, token]) for i, token in enumerate(option)]
+
+
+def test_a_row_of_logits_becomes_the_log_probabilities_that_torch_has() -> None:
+    vocabulary = vocabulary_of([bytes([97 + i]) for i in range(20)])
+    tree = OptionTree(Boundary((0,), ((3,), (7,), (19,)), b"", 0), vocabulary)
+    logits = 30 * torch.randn(20, generator=torch.Generator().manual_seed(1))
+    expected = torch.log_softmax(logits.double(), -1)
+    for line in (logits, logits.numpy()):
+        tree.read(-1, line)
+        found = [tree.token_logprobs(option)[0] for option in range(3)]
+        assert found == pytest.approx(expected[[3, 7, 19]].tolist(), rel=1e-14)
+    tree.read(-1, np.where(np.arange(20) == 7, logits.numpy(), -np.inf))
+    assert [tree.token_logprobs(option)[0] for option in range(3)] == [-math.inf, 0.0, -math.inf]
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_step_tokens": 3}, {"cache": False}])

@@ -13,7 +13,6 @@ from types import ModuleType
 from typing import Any
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from palmette.cli.app import TARGET
 from palmette.errors import suggestion
@@ -107,7 +106,9 @@ def read_value(key: str, text: str, annotation: Any = inspect.Parameter.empty) -
         value = text
     if annotation is inspect.Parameter.empty or annotation is Any:
         return value
-    adapter = TypeAdapter(annotation)
+    from pydantic import TypeAdapter, ValidationError  # here, since most programs take words as they are
+
+    adapter: TypeAdapter[Any] = TypeAdapter(annotation)
     try:
         return adapter.validate_python(value)
     except ValidationError as first:
