@@ -27,9 +27,10 @@ from palmette.kernels.cpu.linear import FORMATS, Weight, linear
 LAYERS = 30
 HEAD = (49152, 576)
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
-ROWS = (1, 8, 64, 512)
-MEASURED = ("F32", "BF16", "Q8_0", "Q4_1")
+ROWS = (1, 8, 32, 64, 512)
+MEASURED = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1")
 SECONDS = 1.0
+CEILING_ROUNDS = 20_000
 
 Call = Callable[[], object]
 
@@ -54,12 +55,13 @@ def random_weight(format: str, shape: tuple[int, int]) -> Stored:
     return Blocks(format, np.random.default_rng(0).integers(0, 60, (shape[0], shape[1] // length * size), np.uint8))
 
 
-def ceiling(team: Team, format: str) -> float:
-    """Multiply-adds a second of the bare inner loop, by all threads."""
-    rounds, top = 20_000, 0.0
-    for _ in range(50):
+def ceiling(team: Team, format: str, seconds: float = SECONDS) -> float:
+    """Multiply-adds a second of the bare inner loop, by all threads at once: the best of calls of a few milliseconds,
+    for so long that new threads have found a core each and the clock has risen."""
+    top, end = 0.0, perf_counter() + seconds
+    while perf_counter() < end:
         start = perf_counter()
-        done = team.library.dll.pal_ceiling(team.handle, FORMATS.index(format), rounds)
+        done = team.library.dll.pal_ceiling(team.handle, FORMATS.index(format), CEILING_ROUNDS)
         top = max(top, team.threads * done / (perf_counter() - start))
     return top
 

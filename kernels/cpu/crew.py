@@ -18,6 +18,9 @@ _STEPS: Final = 4
 _FIRST: Final = 8
 _AGAIN: Final = 16
 _MOST: Final = 1024
+# Seconds of such steps after which the other way is tried in any case: 1,024 long steps would be many minutes, and what
+# else runs on a machine comes and goes.
+_LONGEST: Final = 60.0
 # A trial is over at once where a step took so many times as long as they did.
 _HOPELESS: Final = 1.5
 
@@ -31,13 +34,14 @@ class _Way:
         self.times: deque[float] = deque(maxlen=_STEPS)
         self.trial: list[float] | None = None
         self.left = _FIRST
+        self.seconds = 0.0  # since the last trial
         self.interval = _AGAIN
 
     def note(self, seconds: float) -> None:
         if self.trial is None:
             self.times.append(seconds)
-            self.left -= 1
-            if self.left <= 0:
+            self.left, self.seconds = self.left - 1, self.seconds + seconds
+            if self.left <= 0 or self.seconds >= _LONGEST:
                 self.trial = []
             return
         self.trial.append(seconds)
@@ -48,7 +52,7 @@ class _Way:
                 self.times = deque(self.trial, maxlen=_STEPS)
             else:
                 self.interval = min(2 * self.interval, _MOST)
-            self.trial, self.left = None, self.interval
+            self.trial, self.left, self.seconds = None, self.interval, 0.0
 
 
 class Crew:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from palmette.kernels.cpu.crew import Crew
 
 
-def run(crew: Crew, steps: int, rows: int, *, alone: float, together: float) -> tuple[int, float]:
-    """How many of the steps one thread did, and how long they all took."""
+def run(
+    crew: Crew, steps: int, rows: int, *, alone: float, together: float, unit: float = 1e-3
+) -> tuple[int, float]:
+    """How many of the steps one thread did, and how long they all took; a step takes so many units, of seconds."""
     count, total = 0, 0.0
     for _ in range(steps):
         if crew.alone(rows):
@@ -14,7 +16,7 @@ def run(crew: Crew, steps: int, rows: int, *, alone: float, together: float) -> 
         else:
             seconds = together
         total += seconds
-        crew.note(rows, seconds)
+        crew.note(rows, seconds * unit)
     return count, total
 
 
@@ -46,3 +48,10 @@ def test_each_size_of_step_is_looked_at_by_itself() -> None:
             crew.note(rows, alone if crew.alone(rows) else together)
     assert crew.alone(1)
     assert not crew.alone(512)
+
+
+def test_of_long_steps_it_is_noticed_within_a_minute_or_so() -> None:
+    crew = Crew()
+    run(crew, 3000, 512, alone=1.6, together=1.0, unit=1.0)
+    busy, _ = run(crew, 80, 512, alone=1.6, together=10.0, unit=1.0)  # of which six make a minute
+    assert busy > 60

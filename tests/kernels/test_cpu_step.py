@@ -14,7 +14,7 @@ from palmette.kernels.cpu.linear import Weight
 from palmette.kernels.cpu.step import Step
 from palmette.kernels.dispatch import Kernels, Reference
 from palmette.kernels.ragged import RaggedBatch, Segment
-from palmette.kernels.tape import KV, Tape
+from palmette.kernels.tape import KV, Add, Gate, Linear, LinearAdd, Norm, Op, Tape
 from palmette.runtime.models.architecture import Architecture, LayerKind, Rope
 from palmette.runtime.models.lower import lower
 from palmette.runtime.models.tiny import random_weights, tiny_architecture
@@ -156,6 +156,69 @@ def test_tokens_have_the_same_bits_in_any_chunk_batch_and_team(team: Team, name:
         again = TensorStep(other, lowered(arch, Packing(other)))
         assert torch.equal(again.run(RaggedBatch.of([part(text, slots, 0, 150)]), new_kv(arch, dtype)), whole)
         other.close()
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_few_rows_have_the_same_bits_on_any_team(team: Team, name: str, apart: bool) -> None:
+    """Up to four rows each thread norms and rotates by itself (tape_phases.h); five are shared out."""
+    arch, _, step = pair(team, name, apart)
+    one = Team(team.library, 1, team.level)
+    three = Team(team.library, 3, team.level)
+    others = [Step(each, lowered(arch, Packing(each, apart))) for each in (one, three)]
+    text, slots = ids(24), scattered(24)
+    for rows in (1, 4, 5):
+        kvs = [new_kv(arch, torch.bfloat16) for _ in range(3)]
+        for at in range(0, 24, rows):
+            batch = RaggedBatch.of([part(text, slots, at, min(at + rows, 24))])
+            got = [each.run(batch, kv) for each, kv in zip((step, *others), kvs, strict=True)]
+            assert torch.equal(got[0], got[1]), (rows, at)
+            assert torch.equal(got[0], got[2]), (rows, at)
+        assert torch.equal(kvs[0].k, kvs[1].k)
+        assert torch.equal(kvs[0].v, kvs[2].v)
+    one.close()
+    three.close()
+
+
+@pytest.mark.parametrize("kind", ["added", "read", "changed"])
+def test_nobody_goes_ahead_of_who_still_reads(team: Team, kind: str) -> None:
+    """Tapes whose next matrix writes what threads norm, or reads or changes a norm once more: no model's."""
+    arch = replace(tiny_architecture(), layers=(LayerKind(Rope(1e4, 8)),), hidden=256, tied=True)
+    generator = torch.Generator().manual_seed(4)
+
+    def tape(kernels: Kernels) -> Tape:
+        generator.manual_seed(4)
+
+        def weight(n: int) -> Any:
+            return kernels.pack_linear([torch.randn(n, 256, generator=generator) / 16])
+
+        model = lowered(arch, kernels)
+        norm = Norm(torch.ones(256), 1e-5, "x", "h")
+        again: list[Op] = []
+        for _ in range(12):
+            if kind == "added":
+                again += [norm, LinearAdd(weight(256), "h"), LinearAdd(weight(256), "h")]
+            elif kind == "read":
+                again += [norm, Linear(weight(512), "h", "g"), Gate("silu"), LinearAdd(weight(256), "a")]
+                again += [LinearAdd(weight(256), "h")]
+            else:
+                again += [norm, Linear(weight(256), "h", "a"), Norm(norm.weight, 1e-5, "a", "a"), Add("a")]
+                again += [norm, Norm(norm.weight, 1e-5, "h", "h"), Add("h"), LinearAdd(weight(256), "h")]
+        return (*model[:-3], *again, *model[-3:])
+
+    expected = tape(Reference())
+    three = Team(team.library, 3, team.level)
+    steps = [Step(each, tape(Packing(each))) for each in (team, three)]
+    for rows in (1, 3, 6):
+        batch = RaggedBatch.of([part(ids(rows), list(range(rows)), 0, rows)])
+        kvs = [new_kv(arch) for _ in range(3)]
+        wanted = Reference().compile(expected)(batch, kvs[0])
+        first = steps[0].run(batch, kvs[1])
+        torch.testing.assert_close(first, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
+        for _ in range(10):
+            for step in steps:
+                assert torch.equal(step.run(batch, kvs[2]), first)
+    three.close()
 
 
 def test_a_cache_of_bytes_stays_near(team: Team) -> None:

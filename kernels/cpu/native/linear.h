@@ -6,8 +6,8 @@
 //
 // For use in a team's phase (each thread calls it with the same arguments):
 //   1. activation_forms(w): what the weight wants of its input; quantize_row for each row, then a barrier.
-//   2. gemm(w, rows, count, epilogue, out, stride, counter, threads) with a counter that was 0 at the last barrier;
-//      a barrier before `out` is read or the rows are overwritten.
+//   2. gemm(w, rows, count, epilogue, out, stride, counters, thread, threads) with a counter for each thread, all 0 at
+//      the last barrier; a barrier before `out` is read or the rows are overwritten.
 
 #include "linear_kernels.h"
 #include "linear_bytes.h"
@@ -55,9 +55,10 @@ static void finish(const Output& to, const pal_weight* w, const pal_section& s, 
   }
 }
 
-// Sums of `tiles` tiles of a section for rows [row, row + rows), to sums [rows][tiles * 16].
+// Sums of `tiles` tiles of a section for rows [row, row + rows), to sums [rows][tiles * 16]. `more`: the thread's next
+// tiles are probably those that follow.
 static void sum_tiles(const pal_section& s, int64_t tile, int tiles, const Rows* a, int64_t row, int64_t rows, int64_t k,
-                      float* sums) {
+                      bool more, float* sums) {
   enum { PANEL = 16 << 10 };  // bytes of weights that are used for all rows before the next
   int most = most_rows(s.kind);
   int64_t groups = (rows + most - 1) / most, step = k;
@@ -67,7 +68,7 @@ static void sum_tiles(const pal_section& s, int64_t tile, int tiles, const Rows*
   }
   // The first group asks for the tiles that come next, unless they would push these out of the second-level cache.
   size_t next = (size_t)tiles * s.tile_bytes;
-  if (next > 96 << 10) next = 0;
+  if (next > 96 << 10 || !more) next = 0;
   const char* data = s.data + (size_t)tile * s.tile_bytes;
   for (int64_t k0 = 0; k0 < k; k0 += step) {
     int64_t k1 = k0 + step < k ? k0 + step : k, at = 0;
@@ -81,31 +82,60 @@ static void sum_tiles(const pal_section& s, int64_t tile, int tiles, const Rows*
   }
 }
 
-// Tiles [first, last) of a section (with `up`: and of that one beside them) for rows [row, row + rows).
+// Tiles [first, last) of a section (with `up`: and of that one beside them) for rows [row, row + rows). `more`: the
+// thread will probably go on with the tiles after them.
 static void run_tiles(const pal_weight* w, const pal_section& s, const pal_section* up, int64_t first, int64_t last,
-                      const Rows* a, int64_t row, int64_t rows, const Output& to) {
+                      bool more, const Rows* a, int64_t row, int64_t rows, const Output& to) {
   alignas(64) float sums[MOST_SUMS], ups[MOST_SUMS];
   int wide = most_tiles(s.kind, rows < most_rows(s.kind) ? (int)rows : most_rows(s.kind));
   if (up && most_rows(up->kind) != most_rows(s.kind)) wide = 1;
   for (int64_t tile = first; tile < last;) {
     int tiles = wide;
     while (tile + tiles > last) tiles /= 2;
-    sum_tiles(s, tile, tiles, a, row, rows, w->k, sums);
-    if (up) sum_tiles(*up, tile, tiles, a, row, rows, w->k, ups);
+    const bool follow = more || tile + tiles < last;
+    sum_tiles(s, tile, tiles, a, row, rows, w->k, follow, sums);
+    if (up) sum_tiles(*up, tile, tiles, a, row, rows, w->k, follow, ups);
     finish(to, w, s, tile, tiles, row, (int)rows, sums, ups);
     tile += tiles;
   }
 }
 
+// `count` items of a phase, cut into as many parts as there are threads. A thread takes those of its own part in order,
+// so that it knows what it will read next, and then what is left of the others'.
+struct Items {
+  Counter* counters;  // one a thread, all 0 when the phase began
+  int64_t count;
+  int thread, threads, passed;  // passed: parts with nothing left
+
+  int64_t begin(int whose) const { return count * whose / threads; }
+
+  // Whether what follows an item is this thread's, too, unless another is ahead of it.
+  bool goes_on(int64_t item) const { return passed == 0 && item + 1 < begin(thread + 1); }
+
+  // -1 when all are taken.
+  int64_t next() {
+    for (; passed < threads; passed++) {
+      const int whose = (thread + passed) % threads;
+      const int64_t item = begin(whose) + take(counters + whose);
+      if (item < begin(whose + 1)) return item;
+    }
+    return -1;
+  }
+};
+
 // How a gemm is cut into items: chunks of tiles times blocks of rows, the rows of one chunk following each other so
 // that its weights stay near. Depends on nothing that changes a result.
 struct Split {
-  int64_t chunk, row_block, row_blocks;
+  int sections;
+  int64_t chunk, row_block, row_blocks, items;
 };
 
-static Split split(const pal_weight* w, int64_t rows, int64_t units, int threads) {
+static Split split(const pal_weight* w, int64_t rows, bool gated, int threads) {
   enum { NEAR = 160 << 10 };  // bytes of a chunk's weights, and of a block's rows, that share the second-level cache
   Split split;
+  split.sections = gated ? w->sections / 2 : w->sections;
+  int64_t units = 0;
+  for (int s = 0; s < split.sections; s++) units += w->section[s].tiles;
   int64_t row_bytes = w->k * (activation_forms(w) & FORM_FLOAT ? 4 : 2);
   split.row_block = NEAR / row_bytes / 24 * 24;
   if (split.row_block < 24) split.row_block = 24;
@@ -117,35 +147,56 @@ static Split split(const pal_weight* w, int64_t rows, int64_t units, int threads
   if (split.row_blocks > 1 && split.chunk > NEAR / unit_bytes) split.chunk = NEAR / unit_bytes;
   if (split.chunk > 4) split.chunk = split.chunk / 4 * 4;
   if (split.chunk < 1) split.chunk = 1;
+  split.items = 0;
+  for (int s = 0; s < split.sections; s++) {
+    split.items += (w->section[s].tiles + split.chunk - 1) / split.chunk * split.row_blocks;
+  }
   return split;
 }
 
-static inline void gemm(const pal_weight* w, const Rows* a, int64_t rows, int epilogue, float* out, int64_t stride,
-                 Counter* next, int threads) {
+// Where an item lies: tiles [first, last) of a section, and its block of rows.
+struct Piece {
+  int section;
+  int64_t first, last, block;
+};
+
+static Piece piece(const pal_weight* w, const Split& cut, int64_t item) {
+  int s = 0;
+  for (int64_t chunks;; s++) {
+    chunks = (w->section[s].tiles + cut.chunk - 1) / cut.chunk;
+    if (item < chunks * cut.row_blocks) break;
+    item -= chunks * cut.row_blocks;
+  }
+  const int64_t first = item / cut.row_blocks * cut.chunk, last = first + cut.chunk;
+  return {s, first, last < w->section[s].tiles ? last : w->section[s].tiles, item % cut.row_blocks};
+}
+
+// What a thread reads first of a gemm's weights, to `soon` (one piece, or two with a gate); how many pieces.
+static int first_read(const pal_weight* w, int64_t rows, bool gated, int thread, int threads, Soon* soon) {
+  const size_t most = 48 << 10;
+  const Split cut = split(w, rows, gated, threads);
+  const Piece at = piece(w, cut, cut.items * thread / threads);
+  for (int i = 0; i <= (gated ? 1 : 0); i++) {
+    const pal_section& section = w->section[at.section + i * cut.sections];
+    const size_t bytes = (size_t)(section.tiles - at.first) * section.tile_bytes;
+    soon[i] = {section.data + (size_t)at.first * section.tile_bytes, bytes < most ? bytes : most};
+  }
+  return gated ? 2 : 1;
+}
+
+static void gemm(const pal_weight* w, const Rows* a, int64_t rows, int epilogue, float* out, int64_t stride,
+                 Counter* counters, int thread, int threads) {
   if (!rows) return;
-  bool gated = epilogue >= EPI_GATE;
-  int sections = gated ? w->sections / 2 : w->sections;
-  int64_t units = 0;
-  for (int s = 0; s < sections; s++) units += w->section[s].tiles;
-  const Split cut = split(w, rows, units, threads);
+  const bool gated = epilogue >= EPI_GATE;
+  const Split cut = split(w, rows, gated, threads);
   const Output to = {epilogue, out, stride};
-  int64_t item = take(next);
-  int64_t before = 0;  // items of the sections passed
-  for (int s = 0; s < sections;) {
-    const pal_section& section = w->section[s];
-    int64_t chunks = (section.tiles + cut.chunk - 1) / cut.chunk;
-    if (item >= before + chunks * cut.row_blocks) {
-      before += chunks * cut.row_blocks;
-      s++;
-      continue;
-    }
-    int64_t chunk = (item - before) / cut.row_blocks, block = (item - before) % cut.row_blocks;
-    int64_t first = chunk * cut.chunk, row = block * cut.row_block;
-    int64_t last = first + cut.chunk < section.tiles ? first + cut.chunk : section.tiles;
-    int64_t count = row + cut.row_block < rows ? cut.row_block : rows - row;
-    const pal_section* up = gated ? &w->section[s + sections] : nullptr;
-    if (count > 0) run_tiles(w, section, up, first, last, a, row, count, to);
-    item = take(next);
+  Items items = {counters, cut.items, thread, threads, 0};
+  for (int64_t item; (item = items.next()) >= 0;) {
+    const Piece at = piece(w, cut, item);
+    const int64_t row = at.block * cut.row_block;
+    const int64_t count = row + cut.row_block < rows ? cut.row_block : rows - row;
+    const pal_section* up = gated ? &w->section[at.section + cut.sections] : nullptr;
+    if (count > 0) run_tiles(w, w->section[at.section], up, at.first, at.last, items.goes_on(item), a, row, count, to);
   }
 }
 
@@ -158,10 +209,10 @@ struct LinearJob {
   float* out;
   int epilogue, threads, forms;
   pal_team* team;
-  Counter next_row, next;
+  Counter next_row, *next;
 };
 
-static void linear_phase(void* argument, int) {
+static void linear_phase(void* argument, int thread) {
   LinearJob* job = (LinearJob*)argument;
   if (job->forms & ~FORM_FLOAT) {
     enum { AT_ONCE = 8 };
@@ -171,16 +222,18 @@ static void linear_phase(void* argument, int) {
     }
     team_barrier(job->team);
   }
-  gemm(job->w, &job->rows, job->count, job->epilogue, job->out, job->w->n, &job->next, job->threads);
+  gemm(job->w, &job->rows, job->count, job->epilogue, job->out, job->w->n, job->next, thread,
+       job->threads);
 }
 
 static int run_linear(pal_team* team, const pal_weight* w, const float* x, int64_t rows, float* out, int add) {
-  int forms = activation_forms(w);
-  LinearJob job = {w, {}, rows, out, add ? EPI_ADD : EPI_STORE, team_threads(team), forms, team, {0}, {0}};
-  size_t size = form_bytes(w->k, forms);
-  void* memory = size ? allocate((size_t)rows * size) : nullptr;
-  if (size && !memory) return fail(PAL_NO_MEMORY, "no memory for the activations of %lld rows", (long long)rows);
-  job.rows = rows_in(memory, x, w->k, rows, w->k, forms);
+  const int forms = activation_forms(w), threads = team_threads(team);
+  const size_t counters = (size_t)threads * sizeof(Counter);
+  char* memory = (char*)allocate(counters + (size_t)rows * form_bytes(w->k, forms));
+  if (!memory) return fail(PAL_NO_MEMORY, "no memory for the activations of %lld rows", (long long)rows);
+  memset(memory, 0, counters);
+  LinearJob job = {w, {}, rows, out, add ? EPI_ADD : EPI_STORE, threads, forms, team, {0}, (Counter*)memory};
+  job.rows = rows_in(memory + counters, x, w->k, rows, w->k, forms);
   team_run(team, linear_phase, &job);
   release(memory);
   return PAL_OK;

@@ -21,10 +21,10 @@ struct pal_tape {
   int64_t width[REGISTERS] = {};
   int64_t vocab = 0, columns = 0, form_bytes = 0;  // tokens of the embedding, of the logits; bytes of a row's forms
   int32_t heads = 0, kv_heads = 0, head_dim = 0, layers = 0;
-  bool share = true;
+  bool share = true, own = false;  // own: some phases each thread may do for itself
   PlanMemory* plan = nullptr;
   Grow<float> registers;
-  Grow<char> forms, memory;
+  Grow<char> forms, memory, own_memory;
   Grow<Counter> counters;
 };
 
@@ -53,7 +53,7 @@ struct Compiler {
   void add(const Phase& phase) { tape.phases[tape.count++] = phase; }
 
   Phase& rows() {
-    if (!rows_open) add({PHASE_ROWS, at, at, picked, 0, nullptr, 0, -1, false});
+    if (!rows_open) add({PHASE_ROWS, at, at, picked, 0, nullptr, 0, -1, false, false});
     rows_open = true;
     return tape.phases[tape.count - 1];
   }
@@ -84,7 +84,7 @@ struct Compiler {
     before.source = op.src;
     before.weight = w;
     rows_open = false;
-    add({PHASE_GEMM, at, at + 1, picked, op.src, w, target, gate, added});
+    add({PHASE_GEMM, at, at + 1, picked, op.src, w, target, gate, added, false});
     int64_t bytes = (w->k / BLOCK + 1) * 64 + (w->k + 31) / 32 * 64;
     if (bytes > tape.form_bytes) tape.form_bytes = bytes;
     return PAL_OK;
@@ -147,7 +147,7 @@ struct Compiler {
       case PAL_ATTEND:
         if (!tape.heads || op.layer < 0 || op.layer >= tape.layers) return wrong("attention before its keys");
         rows_open = false;
-        add({PHASE_ATTEND, at, at + 1, picked, 0, nullptr, 0, -1, false});
+        add({PHASE_ATTEND, at, at + 1, picked, 0, nullptr, 0, -1, false, false});
         return written(REG_A, (int64_t)tape.heads * tape.head_dim);
       case PAL_LINEAR: {
         const bool gated = at + 1 < count && ops[at + 1].code == PAL_GATE && ops[at + 1].src == op.dst &&
@@ -186,11 +186,50 @@ struct Compiler {
     }
   }
 
+  // Whether each thread may do the phase of rows at `i` for itself and go on with the next without waiting: it writes
+  // nothing that others read, and they may still read what the next phase writes. mine: what threads have for themselves.
+  bool own(int64_t i, const bool* mine) const {
+    const Phase& phase = tape.phases[i];
+    if (i + 1 == tape.count || tape.phases[i + 1].kind == PHASE_ROWS) return false;
+    const Phase& next = tape.phases[i + 1];
+    const int32_t target = next.kind == PHASE_ATTEND ? (int32_t)REG_A : next.target;
+    bool written[REGISTERS] = {};
+    auto shared = [&](int32_t reg) { return reg == target && !mine[reg] && !written[reg]; };
+    for (int32_t o = phase.begin; o < phase.end; o++) {
+      const pal_op& op = tape.ops[o];
+      const bool turns = op.code == PAL_ROTATE_WRITE;
+      if (op.code != PAL_NORM && op.code != PAL_GATE && op.code != PAL_PICK_ROWS && !turns) return false;
+      if (op.dst == REG_X || op.dst >= REG_ANGLES || shared(op.src) || (turns && shared(op.dst))) return false;
+      written[op.dst] = true;
+    }
+    return !phase.weight || !shared(phase.source);
+  }
+
+  // Marks the phases that threads may do for themselves; none where another phase would change what they then have.
+  void find_own() {
+    bool mine[REGISTERS] = {}, clash = false;
+    for (int64_t i = 0; i < tape.count; i++) {
+      Phase& phase = tape.phases[i];
+      phase.own = phase.kind == PHASE_ROWS && own(i, mine);
+      for (int32_t o = phase.begin; phase.kind == PHASE_ROWS && o < phase.end; o++) {
+        clash |= !phase.own && mine[tape.ops[o].dst];
+        mine[tape.ops[o].dst] |= phase.own;
+      }
+      if (phase.kind == PHASE_ATTEND) mine[REG_A] = false;
+      if (phase.kind == PHASE_GEMM && phase.target >= 0) {
+        clash |= phase.add && mine[phase.target];
+        mine[phase.target] = false;
+      }
+    }
+    tape.own = !clash;
+  }
+
   int all() {
     for (at = 0; at < count; at++) {
       if (int code = one(tape.ops[at])) return code;
     }
     if (!count || ops[count - 1].code != PAL_LOGITS) return fail(PAL_BAD_ARGUMENT, "a tape ends with its logits");
+    find_own();
     return PAL_OK;
   }
 };
@@ -250,8 +289,18 @@ int pal_run(pal_team* team, pal_tape* tape, const pal_kv* kv, const pal_batch* b
   for (int r = 0; r < REGISTERS; r++) floats += (tape->width[r] * (r == REG_PICKED ? outputs : rows) + 15) / 16 * 16;
   run.memory_stride = attend_memory(run.plan);
   if (!tape->registers.room(floats) || !tape->forms.room(tape->form_bytes * (rows > outputs ? rows : outputs)) ||
-      !tape->memory.room((int64_t)run.memory_stride * threads) || !tape->counters.room(tape->count)) {
+      !tape->memory.room((int64_t)run.memory_stride * threads) || !tape->counters.room(2 * threads)) {
     return no_memory("a step");
+  }
+  if (tape->own && threads > 1 && rows <= FEW_ROWS && outputs <= FEW_ROWS) {
+    for (int r = 0; r < REG_ANGLES; r++) {
+      run.own_register[r] = run.own_stride;
+      if (r != REG_X) run.own_stride += (size_t)(tape->width[r] * FEW_ROWS + 15) / 16 * 64;
+    }
+    run.own_forms = run.own_stride;
+    run.own_stride += (size_t)(tape->form_bytes * FEW_ROWS + 63) / 64 * 64;
+    if (!tape->own_memory.room((int64_t)run.own_stride * threads)) return no_memory("a step");
+    run.own = tape->own_memory.data;
   }
   float* at = tape->registers.data;
   for (int r = 0; r < REGISTERS; r++) {
@@ -259,7 +308,7 @@ int pal_run(pal_team* team, pal_tape* tape, const pal_kv* kv, const pal_batch* b
     run.width[r] = tape->width[r];
     at += (tape->width[r] * (r == REG_PICKED ? outputs : rows) + 15) / 16 * 16;
   }
-  memset(tape->counters.data, 0, (size_t)tape->count * sizeof(Counter));
+  memset(tape->counters.data, 0, 2 * (size_t)threads * sizeof(Counter));
   run.team = team;
   run.ops = tape->ops.data;
   run.phases = tape->phases.data;

@@ -41,10 +41,10 @@ static void embed_row(const pal_op& op, int64_t token, float* out) {
   if (op.scale != 1.0f) scale_row(out, op.scale, op.columns);
 }
 
-static void run_row(const TapeRun& run, const pal_op& op, int64_t row) {
+// `reg`: where the registers are read.
+static void run_row(const TapeRun& run, float* const* reg, const pal_op& op, int64_t row, float* to) {
   const int64_t n = op.columns;
-  float* to = run.reg[op.dst] + row * run.width[op.dst];
-  const float* from = run.reg[op.src] + row * run.width[op.src];
+  const float* from = reg[op.src] + row * run.width[op.src];
   switch (op.code) {
     case PAL_EMBED: return embed_row(op, run.batch->tokens[row], to);
     case PAL_ANGLES: return angles_row(run.batch->positions[row], (const float*)op.weight, op.rot / 2, to);
@@ -53,20 +53,21 @@ static void run_row(const TapeRun& run, const pal_op& op, int64_t row) {
     case PAL_GATE: return gate_row(from, op.kind, n, to);
     case PAL_ROTATE_WRITE: return rotate_and_write_row(rotate_call(op, *run.kv), to, from, run.batch->slots[row]);
     case PAL_PICK_ROWS:
-      memcpy(to, run.reg[op.src] + run.batch->out_rows[row] * run.width[op.src], (size_t)n * 4);
+      memcpy(to, reg[op.src] + run.batch->out_rows[row] * run.width[op.src], (size_t)n * 4);
       return;
     case PAL_LOGITS: return softcap_row(run.batch->logits + row * op.columns, op.softcap, op.columns);
   }
 }
 
 // Rows go to whoever is free, some at a time.
-static void run_rows(const TapeRun& run, const Phase& phase, int64_t rows, Counter* counter, int threads) {
+static void run_rows(const TapeRun& run, float* const* reg, const Phase& phase, int64_t rows, Counter* counter,
+                     int threads) {
   const int forms = phase.weight ? activation_forms(phase.weight) & ~FORM_FLOAT : 0;
   Rows to = {};
   int64_t k = 0;
   if (forms) {
     k = phase.weight->k;
-    to = rows_in(run.forms, run.reg[phase.source], run.width[phase.source], rows, k, forms);
+    to = rows_in(run.forms, reg[phase.source], run.width[phase.source], rows, k, forms);
   }
   const int64_t at_once = rows / (4 * threads) + 1;
   for (;;) {
@@ -74,17 +75,54 @@ static void run_rows(const TapeRun& run, const Phase& phase, int64_t rows, Count
     if (row >= rows) return;
     const int64_t end = row + at_once < rows ? row + at_once : rows;
     for (; row < end; row++) {
-      for (int32_t i = phase.begin; i < phase.end; i++) run_row(run, run.ops[i], row);
+      for (int32_t i = phase.begin; i < phase.end; i++) {
+        const pal_op& op = run.ops[i];
+        run_row(run, reg, op, row, run.reg[op.dst] + row * run.width[op.dst]);
+      }
       if (forms) quantize_row(to.x + row * to.stride, k, forms, &to, row);
     }
   }
+}
+
+// All rows, by this thread for itself: into its own memory, where `reg` then points. Keys and values every thread
+// writes to the same place: the same bytes, so that each may read them without waiting for another.
+static void run_own(const TapeRun& run, float** reg, const Phase& phase, int64_t rows, char* own) {
+  for (int32_t i = phase.begin; i < phase.end; i++) {
+    const pal_op& op = run.ops[i];
+    const int64_t width = run.width[op.dst];
+    float* to = (float*)(own + run.own_register[op.dst]);
+    if (op.code == PAL_ROTATE_WRITE) memcpy(to, reg[op.dst], (size_t)(rows * width) * 4);
+    for (int64_t row = 0; row < rows; row++) run_row(run, reg, op, row, to + row * width);
+    reg[op.dst] = to;
+  }
+  const int forms = phase.weight ? activation_forms(phase.weight) & ~FORM_FLOAT : 0;
+  if (!forms) return;
+  const int64_t k = phase.weight->k;
+  const Rows to = rows_in(own + run.own_forms, reg[phase.source], run.width[phase.source], rows, k, forms);
+  for (int64_t row = 0; row < rows; row++) quantize_row(to.x + row * to.stride, k, forms, &to, row);
+}
+
+// What a thread reads of the next matrix from phase `at` on, where few rows make a step wait for its weights.
+static int next_read(const TapeRun& run, int64_t at, int thread, int threads, Soon* soon) {
+  for (int64_t i = at; i < run.count && i < at + 4; i++) {
+    const Phase& phase = run.phases[i];
+    if (phase.kind != PHASE_GEMM) continue;
+    const int64_t rows = phase.picked ? run.batch->outputs : run.batch->rows;
+    return rows <= FEW_ROWS && rows > 0 ? first_read(phase.weight, rows, phase.gate >= 0, thread, threads, soon) : 0;
+  }
+  return 0;
 }
 
 static void run_tape(void* argument, int thread) {
   const TapeRun& run = *(const TapeRun*)argument;
   const int threads = team_threads(run.team);
   const pal_batch& batch = *run.batch;
-  bool behind = false;  // whether something was written that the next phase reads
+  char* own = run.own ? run.own + thread * run.own_stride : nullptr;
+  float* reg[REGISTERS];  // where this thread reads them
+  memcpy(reg, run.reg, sizeof reg);
+  void* forms = run.forms;
+  bool behind = false;  // whether something was written that another thread reads next
+  int64_t turn = 0;     // of phases that all do together
   for (int64_t i = 0; i < run.count; i++) {
     const Phase& phase = run.phases[i];
     const int64_t rows = phase.picked ? batch.outputs : batch.rows;
@@ -92,27 +130,39 @@ static void run_tape(void* argument, int thread) {
     const bool nothing = phase.kind == PHASE_ROWS && phase.begin == phase.end &&
                          (!phase.weight || activation_forms(phase.weight) == FORM_FLOAT);
     if (nothing) continue;
-    if (behind) team_barrier(run.team);
-    behind = true;
-    Counter* counter = run.counters + i;
+    if (behind && threads > 1) {
+      Soon soon[2];
+      team_barrier(run.team, soon, next_read(run, i, thread, threads, soon));
+    }
+    behind = !(own && phase.own);
+    if (!behind) {
+      run_own(run, reg, phase, rows, own);
+      forms = own + run.own_forms;
+      continue;
+    }
+    // All have left the phase before, whose counters the next one takes.
+    Counter* counters = run.counters + turn++ % 2 * threads;
+    run.counters[turn % 2 * threads + thread].value = 0;
     const pal_op& op = run.ops[phase.begin];
     if (phase.kind == PHASE_ROWS) {
-      run_rows(run, phase, rows, counter, threads);
+      run_rows(run, reg, phase, rows, counters, threads);
+      forms = run.forms;
     } else if (phase.kind == PHASE_ATTEND) {
       AttendCall call = attend_call(op, *run.kv);
-      call.q = run.reg[REG_QKV];
+      call.q = reg[REG_QKV];
       call.q_stride = run.width[REG_QKV];
-      call.out = run.reg[REG_A];
+      call.out = reg[REG_A] = run.reg[REG_A];
       call.out_stride = run.width[REG_A];
-      attend(call, *run.plan, counter, run.memory + thread * run.memory_stride);
+      attend(call, *run.plan, counters, run.memory + thread * run.memory_stride);
     } else {
       const pal_weight* w = phase.weight;
-      const Rows a = rows_in(run.forms, run.reg[phase.source], run.width[phase.source], rows, w->k,
+      const Rows a = rows_in(forms, reg[phase.source], run.width[phase.source], rows, w->k,
                              activation_forms(w) & ~FORM_FLOAT);
+      if (phase.target >= 0) reg[phase.target] = run.reg[phase.target];
       float* out = phase.target < 0 ? batch.logits : run.reg[phase.target];
       const int64_t stride = phase.target < 0 ? w->n : run.width[phase.target];
       const int epilogue = phase.gate >= 0 ? EPI_GATE + phase.gate : phase.add ? EPI_ADD : EPI_STORE;
-      gemm(w, &a, rows, epilogue, out, stride, counter, threads);
+      gemm(w, &a, rows, epilogue, out, stride, counters, thread, threads);
     }
   }
 }

@@ -22,7 +22,11 @@ struct Phase {
   int32_t target;             // GEMM: register, -1: the batch's logits
   int32_t gate;               // GEMM: kind of activation, -1: none
   bool add;                   // GEMM: added to the target
+  bool own;                   // ROWS: where rows are few, each thread does it for itself
 };
+
+// Up to so many rows it costs less that each thread norms, turns and quantises all of them than that all wait for it.
+enum { FEW_ROWS = 4 };
 
 // One step of a tape.
 struct TapeRun {
@@ -38,7 +42,10 @@ struct TapeRun {
   void* forms;        // what quantize_row makes
   char* memory;       // [threads][memory_stride]
   size_t memory_stride;
-  Counter* counters;  // one a phase, 0
+  Counter* counters;  // [2][threads], 0: of a phase and of the next
+  // [threads][own_stride], or NULL: what a thread writes for itself, each register at its place, and the forms of it.
+  char* own;
+  size_t own_stride, own_register[REGISTERS], own_forms;
 };
 
 }  // namespace pal

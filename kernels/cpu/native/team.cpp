@@ -34,7 +34,13 @@ struct Gate {
 
   int now() const { return __atomic_load_n(&value, __ATOMIC_ACQUIRE); }
 
-  void leave(int seen) {
+  void leave(int seen, const pal::Soon* soon = nullptr, int pieces = 0) {
+    for (int piece = 0; piece < pieces; piece++) {
+      for (size_t i = 0; i < soon[piece].bytes; i += 64) {
+        if (now() != seen) return;
+        __builtin_prefetch(soon[piece].at + i, 0, 2);
+      }
+    }
     for (int i = 0; i < SPINS; i++) {
       if (now() != seen) return;
       RELAX();
@@ -105,14 +111,14 @@ void release(void* memory) { free(memory); }
 int team_threads(const pal_team* team) { return team->threads; }
 const pal_level_table* team_level(const pal_team* team) { return team->level; }
 
-void team_barrier(pal_team* team) {
+void team_barrier(pal_team* team, const Soon* soon, int pieces) {
   if (team->threads == 1) return;
   int seen = team->barrier.now();
   if (__atomic_add_fetch(&team->arrived, 1, __ATOMIC_ACQ_REL) == team->threads) {
     __atomic_store_n(&team->arrived, 0, __ATOMIC_RELAXED);
     team->barrier.open();
   } else {
-    team->barrier.leave(seen);
+    team->barrier.leave(seen, soon, pieces);
   }
 }
 

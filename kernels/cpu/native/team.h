@@ -20,11 +20,18 @@ struct alignas(64) Counter {
 // The next number of the counter, from 0; every number is handed out once.
 static inline int64_t take(Counter* counter) { return __atomic_fetch_add(&counter->value, 1, __ATOMIC_RELAXED); }
 
+// Memory that a thread will read after a barrier.
+struct Soon {
+  const char* at;
+  size_t bytes;
+};
+
 // Run fn(argument, thread) in every thread of the team, thread = 0 (the caller) .. threads - 1; returns when all have
 // returned. Calls from several threads on one team wait for each other.
 void team_run(pal_team*, void (*fn)(void* argument, int thread), void* argument);
-// Inside team_run: wait until every thread of the team is here. What they wrote before it is seen after it.
-void team_barrier(pal_team*);
+// Inside team_run: wait until every thread of the team is here. What they wrote before it is seen after it. Who waits
+// asks for the pieces of memory `soon` meanwhile.
+void team_barrier(pal_team*, const Soon* soon = nullptr, int pieces = 0);
 int team_threads(const pal_team*);
 const pal_level_table* team_level(const pal_team*);
 
