@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from palmette.kernels import reference
 from palmette.kernels.cpu import ops
@@ -153,6 +156,59 @@ def test_a_tokens_result_is_the_same_in_any_chunk_batch_and_team(team: Team, tex
         (split,) = attend(others, text, [(1099, 1100)], window=window)
         assert torch.equal(split, whole[1099:])
         others.close()
+
+
+@given(
+    shape=st.sampled_from([(9, 3, 64), (8, 1, 32), (4, 2, 80), (5, 5, 20), (14, 2, 128), (2, 1, 256)]),
+    kind=st.sampled_from(["fp32", "bf16", "int8"]),
+    length=st.integers(1, 620),
+    cuts=st.lists(st.integers(1, 619), max_size=6),
+    window=st.sampled_from([0, 0, 1, 31, 32, 33, 100, 513]),
+    softcap=st.sampled_from([0.0, 0.0, 2.0]),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=25, deadline=None)
+def test_no_way_of_cutting_a_text_changes_a_bit(
+    team: Team, shape: tuple[int, int, int], kind: str, length: int, cuts: list[int], window: int, softcap: float,
+    threads: int, seed: int,
+) -> None:  # fmt: skip
+    """One prefill; the same in chunks, each in a step of its own; all chunks in one step; some tokens one by one."""
+    heads, kv_heads, size = shape
+    generator = torch.Generator().manual_seed(seed)
+    slots = torch.randperm(SLOTS, generator=generator).tolist()[:length]
+    # Scores differ by many powers of two, so that running maxima are overtaken now and then.
+    one = Text(cache(kv_heads, size, kind, seed), 12 * torch.randn(length, heads, size, generator=generator), slots)
+    ends = sorted({0, length, *(cut for cut in cuts if cut < length)})
+    chunks = list(pairwise(ends))
+    (whole,) = attend(team, one, [(0, length)], window=window, softcap=softcap)
+    assert torch.isfinite(whole).all()
+    other = Team(team.library, threads, team.level)
+    together = attend(other, one, chunks, window=window, softcap=softcap)
+    for (a, b), got in zip(chunks, together, strict=True):
+        assert torch.equal(got, whole[a:b]), (a, b)
+        assert torch.equal(attend(team, one, [(a, b)], window=window, softcap=softcap)[0], whole[a:b]), (a, b)
+    for token in {0, length // 3, length // 2, *(end - 1 for end in ends[1:])}:
+        (alone,) = attend(other, one, [(token, token + 1)], window=window, softcap=softcap)
+        assert torch.equal(alone, whole[token : token + 1]), token
+    other.close()
+
+
+@pytest.mark.parametrize("step", [0.02, 0.3, 3.0, -0.02, -0.3, -3.0])
+def test_scores_that_rise_or_fall_all_the_way(team: Team, step: float) -> None:
+    """Every tile's largest score lies by 32 `step`s above that of the one before, or below it; keys that count for
+    nothing beside the largest leave no trace."""
+    count = 700
+    kv = cache(1, 64)
+    kv.k[1] = 0
+    kv.k[1, :, 0, 0] = step * torch.arange(SLOTS)
+    q = torch.zeros(2, 3, 64)
+    q[:, :, 0] = torch.tensor([1.0, 0.5, -1.0])
+    batch = RaggedBatch.of([Segment([0, 0], count - 2, range(count - 2), range(count - 2, count))])
+    got = ops.attention(team, q, kv, 1, batch, scale=1.0)
+    # The reference's scores are as large as 2,000: they have no more than four places behind the point.
+    torch.testing.assert_close(got, expected(q, kv, batch, scale=1.0), rtol=1e-4, atol=2e-4)
+    assert torch.isfinite(got).all()
 
 
 def test_shared_beginnings_are_read_once_with_the_same_bits(team: Team, text: Text) -> None:

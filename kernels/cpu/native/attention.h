@@ -35,7 +35,7 @@ struct AttendScratch {
   float* sum;      // [rows][width] of the chunk
   float* merged;   // [rows][width] of the chunks before
   float* weight;   // [rows][W] lanes of the chunk's sum of weights
-  float* top;      // [rows] the chunk's largest score
+  float* top;      // [rows] what the chunk's weights stand in relation to, a score
   float* merged_top;
   float* merged_weight;
   int32_t* begin;  // [rows of a head] the first place that a row sees ...
@@ -64,59 +64,92 @@ static AttendScratch attend_scratch(const AttendPlan* plan, char* memory) {
 
 // ---- a tile for some rows
 
-// What a tile is to a row: scores in, weights out; the row's state follows.
+// What a tile is to its rows: scores in, weights out; the rows' state follows.
 struct TileRows {
   const AttendCall* call;
   const AttendScratch* scratch;
   const float *k_scale, *v_scale;  // [32] of the tile's keys, or NULL
   int64_t place;                   // of the tile's first key
   int n;                           // keys of the tile
+  bool whole;                      // every row sees every key
   int64_t width, head_dim;
 };
 
-// `row` counts the rows of all heads, `seen` those of one.
-PAL_INLINE void weigh(const TileRows& t, int64_t row, int64_t seen, float* scores) {
+// A chunk's weights stand in relation to its first tile's largest score, and to a larger one only when that is larger
+// by more than this, as powers of 2: most tiles leave the running sums as they are, whose range has room for it.
+constexpr float ATTEND_SLACK = 16.0f;
+constexpr float ATTEND_NONE = -1e30f;  // no score yet
+
+// Scores as they count: scaled, capped, -inf where a row does not see a key. What lies behind the last key seen may
+// never have been written.
+static __attribute__((noinline)) void finish_scores(const TileRows& t, int64_t seen, int rows, float* scores) {
   const AttendScratch& s = *t.scratch;
-  const int64_t begin = s.begin[seen] - t.place, end = s.end[seen] - t.place;
-  const bool whole = begin <= 0 && end >= ATTEND_TILE;
-  const int32_t first = (int32_t)(begin < 0 ? 0 : begin), last = (int32_t)(end < ATTEND_TILE ? end : ATTEND_TILE);
-  F z[ATTEND_VECTORS], most = set1(-INFINITY);
-  I shown[ATTEND_VECTORS];
+  const float softcap = t.call->softcap;
   I lane = {};
   for (int i = 0; i < W; i++) lane[i] = i;
-  PAL_UNROLL
-  for (int v = 0; v < ATTEND_VECTORS; v++) {
-    z[v] = load(scores + v * W);
-    if (t.k_scale) z[v] *= load(t.k_scale + v * W);
-    if (t.call->softcap > 0.0f) z[v] = tanh(z[v]) * (t.call->softcap * 1.44269504f);
-    if (!whole) {
-      I place = lane + v * W;
-      shown[v] = (place >= first) & (place < last);
-      z[v] = select(shown[v], z[v], set1(-INFINITY));
+  for (int r = 0; r < rows; r++, seen++, scores += ATTEND_TILE) {
+    const int64_t begin = s.begin[seen] - t.place, end = s.end[seen] - t.place;
+    const int32_t first = (int32_t)(begin < 0 ? 0 : begin), last = (int32_t)(end < ATTEND_TILE ? end : ATTEND_TILE);
+    for (int32_t at = 0; at < ATTEND_TILE; at += W) {
+      F z = set1(-INFINITY);
+      if (at < last && at + W > first) {
+        z = load(scores + at);
+        if (t.k_scale) z *= load(t.k_scale + at);
+        if (softcap > 0.0f) z = tanh(z) * (softcap * 1.44269504f);
+        I place = lane + at;
+        z = select((place >= first) & (place < last), z, set1(-INFINITY));
+      }
+      store(scores + at, z);
     }
-    most = max(most, z[v]);
   }
-  float top = s.top[row];
-  float* weight = s.weight + row * W;
-  if (any(most > top)) {
-    float before = top;
-    top = attend_largest(most);
-    s.top[row] = top;
-    F factor = exp2(set1(before - top));
-    store(weight, load(weight) * factor);
-    float* sum = s.sum + row * t.width;
-    for (int64_t d = 0; d < t.width; d += W) store(sum + d, load(sum + d) * factor);
+}
+
+// The row's results so far, in relation to this tile's largest score.
+static __attribute__((noinline)) void raise_top(const TileRows& t, int64_t row, F most) {
+  const AttendScratch& s = *t.scratch;
+  const float before = s.top[row], top = attend_largest(most);
+  s.top[row] = top;
+  F factor = exp2(set1(before - top));
+  store(s.weight + row * W, load(s.weight + row * W) * factor);
+  float* sum = s.sum + row * t.width;
+  for (int64_t d = 0; d < t.width; d += W) store(sum + d, load(sum + d) * factor);
+}
+
+// Weights of some rows' scores, in their place. `row` counts the rows of all heads, `seen` those of one. The rows'
+// steps depend on nothing of each other's, so that many are under way at once.
+static __attribute__((noinline)) void weigh_rows(const TileRows& t, int64_t row, int64_t seen, int rows,
+                                                 float* scores) {
+  const AttendScratch& s = *t.scratch;
+  if (!t.whole || t.k_scale || t.call->softcap > 0.0f) finish_scores(t, seen, rows, scores);
+  F most[ATTEND_GROUP];
+  I above = {};
+  for (int r = 0; r < rows; r++) {
+    F largest = load(scores + r * ATTEND_TILE);
+    PAL_UNROLL
+    for (int v = 1; v < ATTEND_VECTORS; v++) largest = max(largest, load(scores + r * ATTEND_TILE + v * W));
+    most[r] = largest;
+    above |= largest > s.top[row + r] + ATTEND_SLACK;
   }
-  F total = load(weight);
-  PAL_UNROLL
-  for (int v = 0; v < ATTEND_VECTORS; v++) {
-    F w = exp2_below(z[v] - top);
-    if (!whole) w = select(shown[v], w, F{});
-    total += w;
-    if (t.v_scale) w *= load(t.v_scale + v * W);
-    store(scores + v * W, w);
+  if (any(above)) {
+    for (int r = 0; r < rows; r++) {
+      if (any(most[r] > s.top[row + r] + ATTEND_SLACK)) raise_top(t, row + r, most[r]);
+    }
   }
-  store(weight, total);
+  for (int r = 0; r < rows; r++, scores += ATTEND_TILE) {
+    const float top = s.top[row + r];
+    float* weight = s.weight + (row + r) * W;
+    F total = load(weight), w[ATTEND_VECTORS];
+    PAL_UNROLL
+    for (int v = 0; v < ATTEND_VECTORS; v++) w[v] = load(scores + v * W) - top;
+    exp2_below<ATTEND_VECTORS>(w);
+    PAL_UNROLL
+    for (int v = 0; v < ATTEND_VECTORS; v++) {
+      total += w[v];
+      store(scores + v * W, w[v]);
+    }
+    store(weight, total);
+    for (int v = 0; t.v_scale && v < ATTEND_VECTORS; v++) store(scores + v * W, w[v] * load(t.v_scale + v * W));
+  }
 }
 
 template <int MR, class Values>
@@ -125,21 +158,21 @@ static __attribute__((noinline)) void attend_rows(const TileRows& t, const Value
   Ahead ahead = lines;
   const AttendScratch& s = *t.scratch;
   alignas(64) float scores[MR * ATTEND_TILE];
-  int64_t first = ATTEND_TILE, last = 0;
-  for (int r = 0; r < MR; r++) {
-    int64_t begin = s.begin[seen + r] - t.place, end = s.end[seen + r] - t.place;
-    first = begin < first ? begin : first;
-    last = end > last ? end : last;
+  int64_t first = 0, last = ATTEND_TILE;
+  if (!t.whole) {
+    first = ATTEND_TILE, last = 0;
+    for (int r = 0; r < MR; r++) {
+      int64_t begin = s.begin[seen + r] - t.place, end = s.end[seen + r] - t.place;
+      first = begin < first ? begin : first;
+      last = end > last ? end : last;
+    }
+    first = first < 0 ? 0 : first;
+    last = last < t.n ? last : t.n;
+    if (first >= last) return;
   }
-  first = first < 0 ? 0 : first;
-  last = last < t.n ? last : t.n;
-  if (first >= last) return;
   constexpr int NV = MR <= 3 && ATTEND_LANES > 2 ? 4 : 2;
-  score_rows<MR, NV>(s.q + row * t.head_dim, t.head_dim, s.keys, t.head_dim, (int)last, ahead, scores);
-  for (int at = ((int)last + NV * W - 1) / (NV * W) * (NV * W); at < ATTEND_TILE; at += W) {
-    for (int r = 0; r < MR; r++) store(scores + r * ATTEND_TILE + at, F{});
-  }
-  for (int r = 0; r < MR; r++) weigh(t, row + r, seen + r, scores + r * ATTEND_TILE);
+  score_rows<MR, NV, Values::FINE>(s.q + row * t.head_dim, t.head_dim, s.keys, t.head_dim, (int)last, ahead, scores);
+  weigh_rows(t, row, seen, MR, scores);
   float* sums = s.sum + row * t.width;
   int64_t d = 0;
   for (; d + NV * W <= t.width; d += NV * W) {
@@ -166,7 +199,7 @@ static void attend_group(const TileRows& t, const Values& values, int64_t row, i
 // A tile for `rows` rows of one key head, whose first is `row` among all rows and `seen` among the head's.
 template <class Kv>
 static void attend_tile(const AttendCall& call, const AttendPlan& plan, const AttendScratch& s, int64_t head,
-                        const TileSlots& slots, int64_t place, int64_t row, int64_t seen, int64_t rows) {
+                        const TileSlots& slots, int64_t place, bool whole, int64_t row, int64_t seen, int64_t rows) {
   typedef typename Kv::Element Element;
   const Element* k = (const Element*)call.k + head * plan.head_dim;
   const Element* v = (const Element*)call.v + head * plan.head_dim;
@@ -178,9 +211,9 @@ static void attend_tile(const AttendCall& call, const AttendPlan& plan, const At
     column[i] = (const char*)k + i * 64;  // keys first: they are wanted first
     column[lines + i] = (const char*)v + i * 64;
   }
-  Ahead ahead = {column, slots.next, 0, slots.coming ? 2 * lines * ATTEND_TILE : 0};
+  Ahead ahead = {column, slots.next, 0, slots.coming ? 2 * (uint64_t)(lines * ATTEND_TILE) : 0};
   alignas(64) float k_scale[ATTEND_TILE], v_scale[ATTEND_TILE];
-  TileRows t = {&call, &s, nullptr, nullptr, place, slots.n, attend_width(plan.head_dim), plan.head_dim};
+  TileRows t = {&call, &s, nullptr, nullptr, place, slots.n, whole, attend_width(plan.head_dim), plan.head_dim};
   if (Kv::SCALED) {
     for (int i = 0; i < ATTEND_TILE; i++) {
       int64_t at = slots.slots[i < slots.n ? i : slots.n - 1] * plan.kv_heads + head;
@@ -211,8 +244,8 @@ static void attend_tile(const AttendCall& call, const AttendPlan& plan, const At
 // Take up a chunk's results into those of the chunks before it. `top`, `weight`, sums: of the chunk.
 static __attribute__((noinline)) void merge_chunk(float top, float weight, const float* sum, int64_t size,
                                                   float* merged_top, float* merged_weight, float* merged) {
-  if (top == -INFINITY) return;
-  if (*merged_top == -INFINITY) {
+  if (top == ATTEND_NONE) return;
+  if (*merged_top == ATTEND_NONE) {
     *merged_top = top;
     *merged_weight = weight;
     for (int64_t d = 0; d < size; d++) merged[d] = sum[d];
@@ -247,7 +280,7 @@ static void attend_merge(const AttendCall& call, const AttendPlan& plan, AttendS
   rows *= split.head_end - split.head;
   const int64_t size = plan.head_dim;
   each_row(plan, split.begin, split.end, split.head, split.head_end, [&](int64_t row, int64_t r, int64_t h) {
-    float top = -INFINITY, weight = 0.0f;
+    float top = ATTEND_NONE, weight = 0.0f;
     float* out = call.out + r * call.out_stride + h * size;
     for (int64_t c = 0; c < split.chunks; c++) {
       const float* part = split.parts + (c * rows + row) * plan.part_stride;
@@ -279,15 +312,17 @@ static void attend_item(const AttendCall& call, const AttendPlan& plan, const At
   each_row(plan, item.begin, item.end, item.head, item.head_end, [&](int64_t row, int64_t r, int64_t h) {
     const float* from = call.q + r * call.q_stride + h * size;
     float* to = s.q + row * size;
+    // Queries lie far apart, one kind of head of them.
+    for (int64_t d = 0; d < size; d += 16) prefetch(from + 4 * call.q_stride + d);
     for (int64_t d = 0; d < size; d++) to[d] = from[d] * factor;
-    s.merged_top[row] = -INFINITY;
+    s.merged_top[row] = ATTEND_NONE;
     s.merged_weight[row] = 0.0f;
   });
   const bool split = item.split >= 0;
   int64_t chunk = split ? item.chunk : 0, chunks = split ? chunk + 1 : (tiles + ATTEND_TILES - 1) / ATTEND_TILES;
   const bool only = !split && chunks == 1;
   for (; chunk < chunks; chunk++) {
-    for (int64_t row = 0; row < all; row++) s.top[row] = -INFINITY;
+    for (int64_t row = 0; row < all; row++) s.top[row] = ATTEND_NONE;
     memset(s.weight, 0, (size_t)(all * W) * 4);
     memset(s.sum, 0, (size_t)(all * width) * 4);
     int64_t end = (chunk + 1) * ATTEND_TILES;
@@ -299,21 +334,25 @@ static void attend_item(const AttendCall& call, const AttendPlan& plan, const At
         int32_t last = j;
         int64_t here = blocks[j].queries * plan.group;
         while (last + 1 < item.end && blocks[last].shared > tile) here += blocks[++last].queries * plan.group;
+        const int64_t place = tile * ATTEND_TILE;
         int64_t from = s.begin[seen];
-        for (int32_t i = j + 1; call.window > 0 && i <= last; i++) {
+        bool whole = true;
+        for (int32_t i = j; i <= last; i++) {
           int64_t begin = blocks[i].first + 1 - call.window;
-          from = begin < from ? begin : from;
+          if (call.window > 0 && begin < from) from = begin;
+          whole = whole && place + ATTEND_TILE <= blocks[i].first + 1 &&
+                  (call.window <= 0 || blocks[i].first + blocks[i].queries <= place + call.window);
         }
         const AttendBlock& block = blocks[last];  // any: all of them have this whole tile
-        if (tile < block.tiles && (tile + 1) * ATTEND_TILE > from) {
-          int64_t place = tile * ATTEND_TILE, length = block.first + block.queries;
+        if (tile < block.tiles && place + ATTEND_TILE > from) {
+          int64_t length = block.first + block.queries;
           int64_t n = length - place < ATTEND_TILE ? length - place : ATTEND_TILE;
           int64_t coming = length - place - n < ATTEND_TILE ? length - place - n : ATTEND_TILE;
           if (tile + 1 >= end) coming = 0;
           TileSlots slots;
           find_slots(block.slots + place, n, coming, call.slot_stride, (int64_t)sizeof(typename Kv::Element), slots);
           for (int32_t h = item.head; h < item.head_end; h++) {
-            attend_tile<Kv>(call, plan, s, h, slots, place, (h - item.head) * rows + seen, seen, here);
+            attend_tile<Kv>(call, plan, s, h, slots, place, whole, (h - item.head) * rows + seen, seen, here);
           }
           for (int64_t i = 0; Kv::SCALED && i < coming; i++) {
             int64_t at = block.slots[place + n + i] * plan.kv_heads;
@@ -351,6 +390,7 @@ static void attend_item(const AttendCall& call, const AttendPlan& plan, const At
     float weight = only ? reduce_add(load(s.weight + row * W)) : s.merged_weight[row];
     const float* from = (only ? s.sum : s.merged) + row * width;
     float* out = call.out + r * call.out_stride + h * size;
+    for (int64_t d = 0; d < size; d += 16) __builtin_prefetch(out + 4 * call.out_stride + d, 1);
     for (int64_t d = 0; d < size; d++) out[d] = from[d] / weight;
   });
 }

@@ -38,11 +38,19 @@ PAL_INLINE float attend_largest(F a) {
 #endif
 }
 
-// 2^a for a <= 0, to about 1e-7 of its value; next to nothing, though not 0, below -126. NaN stays NaN.
-PAL_INLINE F exp2_below(F a) {
-  F x = max(set1(-126.0f), a), shifted = x + 12582912.0f;  // the rounded integer is in its low bits
-  F part = x - (shifted - 12582912.0f);
-  return (F)((I)exp2_part(part) + ((I)shifted << 23));
+// 2^a[0..N) for a < 127, to about 1e-7 of its value; below 2^-126 next to nothing, and 0 from -127 down. NaN stays NaN.
+template <int N>
+PAL_INLINE void exp2_below(F a[N]) {
+  F shifted[N], power[N];
+  PAL_UNROLL
+  for (int i = 0; i < N; i++) {
+    F x = max(set1(-127.0f), a[i]);
+    shifted[i] = x + 12582912.0f;  // the rounded integer is in its low bits
+    a[i] = x - (shifted[i] - 12582912.0f);
+  }
+  exp2_parts<N>(a, power);
+  PAL_UNROLL
+  for (int i = 0; i < N; i++) a[i] = (F)((I)power[i] + ((I)shifted[i] << 23));
 }
 
 // Four words of each of TURN rows, turned round: r[j] becomes word j of all the rows. Two rows of four words lie in one
@@ -203,24 +211,68 @@ static void spread_values(const typename Kv::Element* from, const int64_t* offse
   }
 }
 
-// Lines of memory that will be read soon. One is asked for at each turn of the inner loops: all at once would be more
-// than a core has outstanding, and would hold up what it computes meanwhile.
+// Lines of memory that will be read soon. A few are asked for at a time: all at once would be more than a core has
+// outstanding, and would hold up what it computes meanwhile.
 struct Ahead {
   const char* const* column;  // [count / 32] a line of the head's keys or values in slot 0
   const int64_t* offset;      // [32] of the slots
-  int64_t at, count;
+  uint64_t at, count;
   PAL_INLINE void step(Ahead& a) {
     if (a.at >= a.count) return;
     // Not nearer: a tile of all heads is as large as a first-level cache.
     __builtin_prefetch(a.column[a.at / ATTEND_TILE] + a.offset[a.at % ATTEND_TILE], 0, 2);
     a.at++;
   }
+  static __attribute__((noinline)) void several(Ahead& a) {
+    for (int i = 0; i < 8; i++) step(a);
+  }
+  PAL_INLINE void some(Ahead& a) {
+    if (a.at < a.count) several(a);
+  }
 };
 
-// ---- the two products
+// ---- the two products. FINE: lines are asked for at each turn of the inner loop, for there are few; else some before
+// it, so that nothing stands in the way of the multiplications.
+
+// sum[r] += x[r * stride] * y(v), for MR rows and NV vectors. Kept in registers: what there is less of, and one of the
+// others.
+template <int MR, int NV, class Vector>
+PAL_INLINE void add_product(F sum[MR][NV], const float* x, int64_t stride, const Vector& y) {
+  if constexpr (MR > NV) {
+    F all[NV];
+    PAL_UNROLL
+    for (int v = 0; v < NV; v++) all[v] = y(v);
+    PAL_UNROLL
+    for (int r = 0; r < MR; r++) {
+      F one = set1(x[r * stride]);
+      PAL_UNROLL
+      for (int v = 0; v < NV; v++) sum[r][v] = fma(one, all[v], sum[r][v]);
+    }
+  } else {
+    F all[MR];
+    PAL_UNROLL
+    for (int r = 0; r < MR; r++) all[r] = set1(x[r * stride]);
+    PAL_UNROLL
+    for (int v = 0; v < NV; v++) {
+      F one = y(v);
+      PAL_UNROLL
+      for (int r = 0; r < MR; r++) sum[r][v] = fma(all[r], one, sum[r][v]);
+    }
+  }
+}
+
+// step(i) for i from first to n, in order.
+template <bool FINE, class Step>
+PAL_INLINE void each_step(int64_t first, int64_t n, Ahead& ahead, const Step& step) {
+  if constexpr (!FINE) Ahead::some(ahead);
+  for (int64_t i = first; i < n; i++) {
+    if constexpr (FINE) Ahead::step(ahead);
+    step(i);
+  }
+}
 
 // scores[r][0..n) = q[r] . keys, for MR rows.
-template <int MR, int NV>
+template <int MR, int NV, bool FINE>
 PAL_INLINE void score_rows(const float* q, int64_t stride, const float* keys, int64_t head_dim, int n, Ahead& ahead,
                            float* scores) {
   for (int at = 0; at < n; at += NV * W) {
@@ -230,32 +282,10 @@ PAL_INLINE void score_rows(const float* q, int64_t stride, const float* keys, in
       PAL_UNROLL
       for (int v = 0; v < NV; v++) sum[r][v] = F{};
     }
-    const float* key = keys + at;
-    for (int64_t d = 0; d < head_dim; d++, key += ATTEND_TILE) {
-      Ahead::step(ahead);
-      // Kept in registers: what there is less of, and one of the others.
-      if constexpr (MR > NV) {
-        F k[NV];
-        PAL_UNROLL
-        for (int v = 0; v < NV; v++) k[v] = load(key + v * W);
-        PAL_UNROLL
-        for (int r = 0; r < MR; r++) {
-          F x = set1(q[r * stride + d]);
-          PAL_UNROLL
-          for (int v = 0; v < NV; v++) sum[r][v] = fma(x, k[v], sum[r][v]);
-        }
-      } else {
-        F x[MR];
-        PAL_UNROLL
-        for (int r = 0; r < MR; r++) x[r] = set1(q[r * stride + d]);
-        PAL_UNROLL
-        for (int v = 0; v < NV; v++) {
-          F k = load(key + v * W);
-          PAL_UNROLL
-          for (int r = 0; r < MR; r++) sum[r][v] = fma(x[r], k, sum[r][v]);
-        }
-      }
-    }
+    each_step<FINE>(0, head_dim, ahead, [&](int64_t d) __attribute__((always_inline)) {
+      const float* key = keys + d * ATTEND_TILE + at;
+      add_product<MR, NV>(sum, q + d, stride, [&](int v) __attribute__((always_inline)) { return load(key + v * W); });
+    });
     PAL_UNROLL
     for (int r = 0; r < MR; r++) {
       PAL_UNROLL
@@ -264,17 +294,19 @@ PAL_INLINE void score_rows(const float* q, int64_t stride, const float* keys, in
   }
 }
 
-// Values as they lie in the cache, or spread to float.
+// Values as they lie in the cache, for few rows, or spread to float.
 template <class Kv>
 struct ValuesInPlace {
+  enum { FINE = 1 };
   const typename Kv::Element* from;
   const int64_t* offset;
-  PAL_INLINE F read(const ValuesInPlace& v, int i, int64_t d) { return Kv::read(v.from + v.offset[i] + d); }
+  PAL_INLINE F read(const ValuesInPlace& v, int64_t i, int64_t d) { return Kv::read(v.from + v.offset[i] + d); }
 };
 struct ValuesSpread {
+  enum { FINE = 0 };
   const float* from;
   int64_t width;
-  PAL_INLINE F read(const ValuesSpread& v, int i, int64_t d) { return load(v.from + i * v.width + d); }
+  PAL_INLINE F read(const ValuesSpread& v, int64_t i, int64_t d) { return load(v.from + i * v.width + d); }
 };
 
 // sum[r][d..] += weights[r][first..n) . values, for MR rows and NV vectors.
@@ -287,30 +319,10 @@ PAL_INLINE void add_columns(const float* weights, const Values& values, int firs
     PAL_UNROLL
     for (int v = 0; v < NV; v++) sum[r][v] = load(sums + r * width + d + v * W);
   }
-  for (int i = first; i < n; i++) {
-    Ahead::step(ahead);
-    if constexpr (MR > NV) {
-      F value[NV];
-      PAL_UNROLL
-      for (int v = 0; v < NV; v++) value[v] = Values::read(values, i, d + v * W);
-      PAL_UNROLL
-      for (int r = 0; r < MR; r++) {
-        F x = set1(weights[r * ATTEND_TILE + i]);
-        PAL_UNROLL
-        for (int v = 0; v < NV; v++) sum[r][v] = fma(x, value[v], sum[r][v]);
-      }
-    } else {
-      F x[MR];
-      PAL_UNROLL
-      for (int r = 0; r < MR; r++) x[r] = set1(weights[r * ATTEND_TILE + i]);
-      PAL_UNROLL
-      for (int v = 0; v < NV; v++) {
-        F value = Values::read(values, i, d + v * W);
-        PAL_UNROLL
-        for (int r = 0; r < MR; r++) sum[r][v] = fma(x[r], value, sum[r][v]);
-      }
-    }
-  }
+  each_step<Values::FINE>(first, n, ahead, [&](int64_t i) __attribute__((always_inline)) {
+    add_product<MR, NV>(sum, weights + i, ATTEND_TILE,
+                        [&](int v) __attribute__((always_inline)) { return Values::read(values, i, d + v * W); });
+  });
   PAL_UNROLL
   for (int r = 0; r < MR; r++) {
     PAL_UNROLL

@@ -121,16 +121,18 @@ PAL_INLINE F select(I mask, F yes, F no) { return (F)((mask & (I)yes) | (~mask &
 PAL_INLINE F round_even(F a) { return (a + 12582912.0f) - 12582912.0f; }
 PAL_INLINE I round_to_int(F a) { return (I)(a + 12582912.0f) - 0x4b400000; }
 
-// 2^part for |part| <= 1/2: Taylor's series.
-PAL_INLINE F exp2_part(F part) {
-  F p = set1(1.5252733804e-5f);
-  p = fma(p, part, set1(1.5403530393e-4f));
-  p = fma(p, part, set1(1.3333558146e-3f));
-  p = fma(p, part, set1(9.6181291076e-3f));
-  p = fma(p, part, set1(5.5504108665e-2f));
-  p = fma(p, part, set1(2.4022650696e-1f));
-  p = fma(p, part, set1(6.9314718056e-1f));
-  return fma(p, part, set1(1.0f));
+// 2^part[0..N) for |part| <= 1/2: Taylor's series, a term of all of them at a time, for each waits for the one before.
+template <int N>
+PAL_INLINE void exp2_parts(const F* part, F* power) {
+  constexpr float term[] = {1.5403530393e-4f, 1.3333558146e-3f, 9.6181291076e-3f, 5.5504108665e-2f,
+                            2.4022650696e-1f, 6.9314718056e-1f, 1.0f};
+  PAL_UNROLL
+  for (int i = 0; i < N; i++) power[i] = set1(1.5252733804e-5f);
+  PAL_UNROLL
+  for (int t = 0; t < 7; t++) {
+    PAL_UNROLL
+    for (int i = 0; i < N; i++) power[i] = fma(power[i], part[i], set1(term[t]));
+  }
 }
 
 // 2^a, to about 1e-7 of its value; 0 below 2^-126, 2^127.5 above that.
@@ -138,7 +140,9 @@ PAL_INLINE F exp2(F a) {
   F x = max(set1(-127.0f), min(set1(127.5f), a));
   F whole = round_even(x), part = x - whole;
   F power = (F)((round_to_int(x) + 127) << 23);
-  return select(a < -126.0f, F{}, exp2_part(part) * power);
+  F scale;
+  exp2_parts<1>(&part, &scale);
+  return select(a < -126.0f, F{}, scale * power);
 }
 
 // Sums and maxima over the lanes, in one fixed order: halves, down to two.
