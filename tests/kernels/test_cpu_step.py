@@ -165,7 +165,7 @@ def test_few_rows_have_the_same_bits_on_any_team(team: Team, name: str, apart: b
     arch, _, step = pair(team, name, apart)
     one = Team(team.library, 1, team.level)
     three = Team(team.library, 3, team.level)
-    others = [Step(each, lowered(arch, Packing(each, apart))) for each in (one, three)]
+    others = [TensorStep(each, lowered(arch, Packing(each, apart))) for each in (one, three)]
     text, slots = ids(24), scattered(24)
     for rows in (1, 4, 5):
         kvs = [new_kv(arch, torch.bfloat16) for _ in range(3)]
@@ -208,7 +208,7 @@ def test_nobody_goes_ahead_of_who_still_reads(team: Team, kind: str) -> None:
 
     expected = tape(Reference())
     three = Team(team.library, 3, team.level)
-    steps = [Step(each, tape(Packing(each))) for each in (team, three)]
+    steps = [TensorStep(each, tape(Packing(each))) for each in (team, three)]
     for rows in (1, 3, 6):
         batch = RaggedBatch.of([part(ids(rows), list(range(rows)), 0, rows)])
         kvs = [new_kv(arch) for _ in range(3)]
