@@ -5,9 +5,7 @@ from __future__ import annotations
 from palmette.kernels.cpu.crew import Crew
 
 
-def run(
-    crew: Crew, steps: int, rows: int, *, alone: float, together: float, unit: float = 1e-3
-) -> tuple[int, float]:
+def run(crew: Crew, steps: int, rows: int, *, alone: float, together: float, unit: float = 1e-3) -> tuple[int, float]:
     """How many of the steps one thread did, and how long they all took; a step takes so many units, of seconds."""
     count, total = 0, 0.0
     for _ in range(steps):
