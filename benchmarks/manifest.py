@@ -49,7 +49,7 @@ def model_facts(subject: Subject) -> dict[str, Any]:
     return {
         "name": subject.name,
         "architecture": model.arch.describe(),
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": model.dtype,
         "kernels": model.kernel_reason,
         "fingerprint": model.fingerprint,
         "tokenizer": subject.tokenizer.fingerprint,

@@ -1,6 +1,6 @@
 """Perplexity of a fixed text by the same GGUF file, here and in llama.cpp, which counts it with a tool of its own.
 
-The text is passage.txt, from the first chapter of Carroll's Alice (1865). As that tool does (tools/perplexity of
+The text is passage.txt, the beginning of Carroll's Alice (1865). As that tool does (tools/perplexity of
 llama.cpp), it is cut into chunks of 512 tokens, each read for itself, and of each the second half counts, of which all
 tokens have at least half a chunk before them:
 

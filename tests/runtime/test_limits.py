@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -120,7 +121,7 @@ def test_no_token_allowed_and_no_numbers_are_two_things(tiny_engine: Make, monke
     assert "numbers" not in str(caught.value) and "min_tokens" in caught.value.hint
     forward = engine.model.forward
     for value in (math.nan, math.inf, -math.inf):
-        monkeypatch.setattr(engine.model, "forward", lambda batch, kv, v=value: torch.full_like(forward(batch, kv), v))
+        monkeypatch.setattr(engine.model, "forward", lambda batch, kv, v=value: np.full_like(forward(batch, kv), v))
         for options in ({}, {"regex": "[a-z]+"}, {"min_tokens": 2, "ignore_eos": True}, {"stop": "a", "logprobs": 2}):
             with pytest.raises(BackendError, match="the model gives no numbers after ''") as broken:
                 engine.generate("x", max_tokens=4, **options)
