@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
 from threading import Lock
 from time import monotonic
+from types import MappingProxyType
+from typing import Any
 
 import llguidance
 
@@ -130,9 +133,18 @@ class ConstraintCompiler:
     first, within `cache_bytes` (half of it for grammars, half for mask rows). Failures are kept too.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, cache_bytes: int = 256 << 20, timeout: float = 5.0) -> None:
-        """timeout: seconds that one compilation of a regex may take; grammars are bound by llguidance's own limits."""
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        cache_bytes: int = 256 << 20,
+        timeout: float = 5.0,
+        documents: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """timeout: seconds that one compilation may take; llguidance's part of it is bound by limits of its own.
+        documents: JSON Schemas by URI, to which a $ref may lead."""
         self.vocabulary = vocabulary
+        self._documents = documents
         self._timeout = timeout
         self._limit = cache_bytes // 2
         self._rows = RowCache(cache_bytes - self._limit)
