@@ -19,14 +19,18 @@ from palmette.runtime.constraints import json_schema, llg
 from palmette.runtime.constraints.automaton import TrieAutomaton
 from palmette.runtime.constraints.automaton_matcher import AutomatonConstraint, RowCache
 from palmette.runtime.constraints.determinize import TooLarge, build
+from palmette.runtime.constraints.json_in_lark import with_schemas_lowered
 from palmette.runtime.constraints.matcher import CompiledConstraint
 from palmette.runtime.constraints.regex_language import Language, read_regex
 from palmette.runtime.constraints.regex_rust import rust_regex
+from palmette.runtime.constraints.schema.normal import Budget, normal_form
+from palmette.runtime.constraints.schema.shapes import Normal
 from palmette.runtime.constraints.vocabulary import Vocabulary
 from palmette.runtime.protocol import Constraint
 
 _FAILURE_BYTES = 4096  # what a kept failure is counted as
 _MAX_STATES = 20_000
+_SECONDS = 5.0  # that one compilation may take
 
 
 class Expired(ConstraintError):
@@ -75,20 +79,23 @@ def _text(constraint: Constraint) -> str:
     return constraint.spec
 
 
-def _llguidance_grammar(constraint: Constraint) -> str:
-    """The grammar of a `json_schema` or `grammar` constraint, in llguidance's own form."""
-    if constraint.kind == "json_schema":
-        return json_schema.grammar(json_schema.read(_text(constraint)), whitespace=constraint.whitespace)
+def _grammar(constraint: Constraint, documents: Mapping[str, Any], seconds: float) -> str:
+    """The grammar of a `grammar` constraint, in llguidance's own form."""
     text = _text(constraint)
     if not text.strip():
         raise ConstraintError("the grammar is empty", hint='give a Lark grammar with a rule named "start"')
+    text = with_schemas_lowered(
+        text, lambda schema: _normal_form(schema, documents, seconds), whitespace=constraint.whitespace
+    )
     return llguidance.LLMatcher.grammar_from_lark(text)
+
+
+def _normal_form(schema: str, documents: Mapping[str, Any], seconds: float) -> Normal:
+    return normal_form(schema, documents=documents, budget=Budget(seconds=max(seconds, 0.01)))
 
 
 def _refuse(constraint: Constraint, message: str) -> ConstraintError:
     """llguidance's refusal in our words."""
-    if constraint.kind == "json_schema":
-        return json_schema.refusal(message, _text(constraint))
     where = message.split(":", 1)[0] if message.startswith("at ") else ""
     return ConstraintError(
         f"the {constraint.kind} was refused: {message.strip()}",
@@ -109,15 +116,19 @@ def _position(where: str, text: str) -> str:
     return f"@{sum(len(before) + 1 for before in lines[: int(line) - 1]) + int(number) - 1}"
 
 
-def validate(constraint: Constraint) -> None:
+def validate(constraint: Constraint, *, documents: Mapping[str, Any] = MappingProxyType({})) -> None:
     """All checks that need no vocabulary, so that a wrong constraint is told of before anything is sent.
-    ConstraintError with a pointer and a hint."""
+    documents: JSON Schemas by URI, to which a $ref may lead. ConstraintError with a pointer and a hint."""
     if constraint.kind == "choices":
         _options(constraint)
     elif constraint.kind == "regex":
         read_regex(_text(constraint))
-    elif constraint.kind in ("json_schema", "grammar"):
-        wrong, messages = llguidance.LLMatcher.validate_grammar_with_warnings(_llguidance_grammar(constraint))
+    elif constraint.kind == "json_schema":
+        normal = _normal_form(_text(constraint), documents, _SECONDS)
+        json_schema.validate(normal, whitespace=constraint.whitespace)
+    elif constraint.kind == "grammar":
+        grammar = _grammar(constraint, documents, _SECONDS)
+        wrong, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar)
         if wrong:
             raise _refuse(constraint, messages[0])
     else:
@@ -138,7 +149,7 @@ class ConstraintCompiler:
         vocabulary: Vocabulary,
         *,
         cache_bytes: int = 256 << 20,
-        timeout: float = 5.0,
+        timeout: float = _SECONDS,
         documents: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """timeout: seconds that one compilation may take; llguidance's part of it is bound by limits of its own.
@@ -186,7 +197,9 @@ class ConstraintCompiler:
             error = future.exception()
             if isinstance(error, ConstraintError):
                 # Each caller gets its own: an exception carries the traceback of where it was raised.
-                raise type(error)(error.message, pointer=error.pointer, hint=error.hint) from error
+                raise type(error)(
+                    error.message, pointer=error.pointer, hint=error.hint, more=error.faults[1:]
+                ) from error
             return future.result()
         begun = monotonic()
         try:
@@ -232,8 +245,10 @@ class ConstraintCompiler:
             return AutomatonConstraint(automaton, self.vocabulary, self._rows, next(self._numbers))
         if constraint.kind == "regex":
             return self._regex(constraint, read_regex(_text(constraint)), deadline)
-        if constraint.kind in ("json_schema", "grammar"):
-            return self._llguidance(constraint, _llguidance_grammar(constraint))
+        if constraint.kind == "json_schema":
+            return self._json_schema(constraint, deadline)
+        if constraint.kind == "grammar":
+            return self._llguidance(constraint, _grammar(constraint, self._documents, deadline - monotonic()))
         validate(constraint)
         raise AssertionError(constraint.kind)
 
@@ -256,11 +271,30 @@ class ConstraintCompiler:
                     ) from error
         return self._llguidance(constraint, llguidance.LLMatcher.grammar_from_regex(rust))
 
+    def _json_schema(self, constraint: Constraint, deadline: float) -> CompiledConstraint:
+        normal = _normal_form(_text(constraint), self._documents, deadline - monotonic())
+        message = ""
+        for lowered in json_schema.ways(normal, whitespace=constraint.whitespace):
+            root = self._root(lowered.grammar)
+            if not root.is_error():
+                if lowered.loose:
+                    raise ConstraintError(
+                        f"{lowered.loose[0].keyword} cannot be enforced",
+                        pointer=lowered.loose[0].pointer,
+                        hint="leave it out and check afterwards",
+                    )
+                return llg.LlgConstraint(root, lowered.grammar, self.vocabulary)
+            message = root.get_error()
+        raise json_schema.refusal(normal, message)
+
     def _llguidance(self, constraint: Constraint, grammar: str) -> CompiledConstraint:
-        with self._tokenizer_lock:
-            if self._tokenizer is None:
-                self._tokenizer = llg.tokenizer(self.vocabulary)
-        root = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=llg.limits())
+        root = self._root(grammar)
         if root.is_error():
             raise _refuse(constraint, root.get_error())
         return llg.LlgConstraint(root, grammar, self.vocabulary)
+
+    def _root(self, grammar: str) -> llguidance.LLMatcher:
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                self._tokenizer = llg.tokenizer(self.vocabulary)
+        return llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=llg.limits())

@@ -8,6 +8,7 @@ from typing import Any
 
 import llguidance
 
+from palmette.runtime.constraints.regex_language import Language
 from palmette.runtime.constraints.regex_rust import rust_regex
 from palmette.runtime.constraints.schema.loosen import as_double, counts
 from palmette.runtime.constraints.schema.number_regex import step
@@ -39,20 +40,29 @@ class _NotPlain(Exception):
 
 def json_form(normal: Normal, *, whitespace: bool) -> str | None:
     """llguidance's grammar of it; None where plain keywords do not say it."""
+    document = json_document(normal, whitespace=whitespace)
+    if document is None:
+        return None
+    text: Any = json.dumps(document)
+    return llguidance.LLMatcher.grammar_from_json_schema(text)
+
+
+def json_document(normal: Normal, *, whitespace: bool) -> dict[str, Any] | None:
+    """The schema as llguidance reads it, with how it is to be written; None where plain keywords do not say it."""
     writer = _Writer(normal)
     try:
         document = writer.document()
     except _NotPlain:
         return None
-    overrides: dict[str, Any] = {"whitespace_flexible": whitespace}
+    guidance: dict[str, Any] = {"whitespace_flexible": whitespace}
     if whitespace:
-        overrides["whitespace_pattern"] = WHITESPACE
+        guidance["whitespace_pattern"] = WHITESPACE
     if writer.open_names:
         # `"\u0061"` would be taken for another name than `"a"`.
-        overrides["json_allowed_escapes"] = 'nrbtf\\"'
+        guidance["json_allowed_escapes"] = 'nrbtf\\"'
     else:
-        overrides["json_allow_general_unicode_escapes"] = True
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(document), overrides=overrides)  # type: ignore[arg-type]
+        guidance["json_allow_general_unicode_escapes"] = True
+    return {**document, "x-guidance": guidance}
 
 
 def number_keywords(shape: Numbers) -> dict[str, Any] | None:
@@ -163,14 +173,19 @@ class _Writer:
             out["minLength"] = text.least
         if text.most is not None:
             out["maxLength"] = text.most
-        patterns = [rust_regex(language) for language in text.all_of]
-        if None in patterns:
-            raise _NotPlain
-        if patterns:
-            out["pattern"] = f"^{patterns[0]}$"
-        if len(patterns) > 1:
-            out["allOf"] = [{"pattern": f"^{pattern}$"} for pattern in patterns[1:]]
+        first, *more = map(self.pattern, text.all_of) if text.all_of else [None]
+        if first is not None:
+            out["pattern"] = first
+        if more:
+            out["allOf"] = [{"pattern": pattern} for pattern in more]
         return out
+
+    @staticmethod
+    def pattern(language: Language) -> str:
+        rust = rust_regex(language)
+        if rust is None:
+            raise _NotPlain
+        return f"^{rust}$"
 
     def array(self, shape: Arrays) -> dict[str, Any]:
         if shape.contains:
@@ -206,18 +221,20 @@ class _Writer:
                 classes.append(other)
             else:
                 rest.append(other)
-        left = [language for other in classes for language in other.names.all_of]
+        left = {language for other in classes for language in other.names.all_of}
         for other in rest:
-            # The names that are in no class and are not listed.
+            # The names that are in no class, here or forbidden, and are not listed.
             names = Text(none_of=other.names.none_of, without=other.names.without)
-            if len(rest) > 1 or other.names != names or not names.without <= members or set(names.none_of) != set(left):
+            if len(rest) > 1 or other.names != names or not names.without <= members or not left <= set(names.none_of):
                 raise _NotPlain
+            for language in names.none_of:
+                if language not in left:
+                    out.setdefault("patternProperties", {})[self.pattern(language)] = False
         for other in classes:
             text = other.names
-            rust = rust_regex(text.all_of[0])
-            if len(text.all_of) > 1 or text.least or text.most is not None or rust is None:
+            if len(text.all_of) > 1 or text.least or text.most is not None:
                 raise _NotPlain
-            out.setdefault("patternProperties", {})[f"^{rust}$"] = self.node(other.node)
+            out.setdefault("patternProperties", {})[self.pattern(text.all_of[0])] = self.node(other.node)
         if not rest:
             out["additionalProperties"] = False
         elif rest[0].node != ANYTHING_NODE:

@@ -217,10 +217,10 @@ class _Writer:
         """`item` so many times, with commas between and, if `after`, before."""
         again = f"{self._comma} {item}"
         if after:
-            return f"({again}){_times(least, most)}"
+            return _times(again, least, most)
         if most == 0:
             return ""
-        body = f"{item} ({again}){_times(max(least - 1, 0), None if most is None else most - 1)}"
+        body = f"{item} {_times(again, max(least - 1, 0), None if most is None else most - 1)}"
         return body if least else f"({body})?"
 
     # -- objects
@@ -284,9 +284,9 @@ class _Writer:
                     return None if low else ""
                 again = self.further(others, True)
                 if written:
-                    return f"{again}{_times(low, high)}"
-                times = _times(max(low - 1, 0), None if high is None else high - 1)
-                body = f"{self.further(others, False)} {again}{times}"
+                    return _times(again, low, high)
+                more = _times(again, max(low - 1, 0), None if high is None else high - 1)
+                body = f"{self.further(others, False)} {more}"
                 return body if low else f"({body})?"
             member = members[i]
             options = []
@@ -308,7 +308,8 @@ def _quoted(text: Text) -> str:
     return rf'("\"" {terminal(text)} "\"")'
 
 
-def _times(least: int, most: int | None) -> str:
+def _times(item: str, least: int, most: int | None) -> str:
+    """`item` so many times; nothing where it may not be there."""
     if most is None:
-        return {0: "*", 1: "+"}.get(least, f"{{{least},}}")
-    return f"{{{least},{most}}}"
+        return f"({item})" + {0: "*", 1: "+"}.get(least, f"{{{least},}}")
+    return f"({item}){{{least},{most}}}" if most else ""
