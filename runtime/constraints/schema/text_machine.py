@@ -144,6 +144,7 @@ class WalkingMachine:
         self._counted = least > 0 or most is not None
         self._cap = least if most is None else most
         self._free: np.ndarray | None = None
+        self._gates: dict[int, list[tuple[bytes, int]]] = {}
         self._lock = Lock()
         self.start = automaton.start
         if self._counted:
@@ -163,10 +164,10 @@ class WalkingMachine:
         signs = [_sign(ranges) for ranges in self._characters.ranges]
         self._signs = [sign.encode() for sign in signs]
         self._sign_costs = np.array([len(sign) for sign in self._signs], np.int32)
-        # costs[k][q]: the fewest bytes of a text of k characters from q on; the last entry stands for no state.
         first = np.full(self._whole + 1, _FAR, np.int32)
         first[:-1][self._characters.final] = 0
         self._costs = [first]
+        self._pace = 0
 
     def _alive(self, q: int, count: int) -> bool:
         done = count + (q >= self._whole)
@@ -233,32 +234,47 @@ class WalkingMachine:
         while k:
             ways = self._sign_costs + self._cost(k - 1)[self._characters.table[at]]
             symbol = int(np.argmin(ways))
-            out += self._signs[symbol]
-            at, k = int(self._characters.table[at, symbol]), k - 1
+            to = int(self._characters.table[at, symbol])
+            # Where costs grow evenly, the same step is the best one again.
+            times = max(1, k - len(self._costs)) if to == at and self._pace else 1
+            out += self._signs[symbol] * times
+            at, k = to, k - times
         return bytes(out)
 
     def _between(self, q: int) -> list[tuple[bytes, int]]:
-        """The states between characters that come next, each with the bytes to it."""
+        """The states between characters that come next, each with bytes that lead to it."""
         if q < self._whole:
             return [(b"", q)]
-        found: dict[int, bytes] = {}
-        for byte, to in _exits(self._bytes, q):
-            for rest, at in self._between(to):
-                found.setdefault(at, bytes([byte]) + rest)
-        return [(text, at) for at, text in found.items()]
+        known = self._gates.get(q)
+        if known is None:
+            nexts: dict[int, int] = {}
+            for byte, to in _exits(self._bytes, q):
+                nexts.setdefault(to, byte)
+            found: dict[int, bytes] = {}
+            for to, byte in nexts.items():
+                for rest, at in self._between(to):
+                    found.setdefault(at, bytes([byte]) + rest)
+            known = self._gates[q] = [(text, at) for at, text in found.items()]
+        return known
 
     def _cost(self, k: int) -> np.ndarray:
-        if k >= len(self._costs):
-            with self._lock:
-                table = self._characters.table
-                while len(self._costs) <= k:
-                    if (k + 1) * self._whole > _MAX_CELLS // 4:
-                        raise TooLarge(f"{_MAX_CELLS // 4:,} lengths of completions")
-                    cost = np.full(self._whole + 1, _FAR, np.int32)
-                    if len(self._signs):
-                        cost[:-1] = np.minimum((self._costs[-1][table] + self._sign_costs).min(axis=1), _FAR)
-                    self._costs.append(cost)
-        return self._costs[k]
+        """The fewest bytes of a text of k characters from each state on; int32 [states + 1], the last no state's."""
+        with self._lock:
+            table, costs = self._characters.table, self._costs
+            while len(costs) <= k and not self._pace:
+                if (k + 1) * self._whole > _MAX_CELLS // 4:
+                    raise TooLarge(f"{_MAX_CELLS // 4:,} lengths of completions")
+                cost = np.full(self._whole + 1, _FAR, np.int32)
+                if len(self._signs):
+                    cost[:-1] = np.minimum((costs[-1][table] + self._sign_costs).min(axis=1), _FAR)
+                # Once all grow by the same, they do so for good: a row follows from the one before alone.
+                more = np.unique((cost - costs[-1])[cost < _FAR])
+                if len(more) == 1 and ((cost < _FAR) == (costs[-1] < _FAR)).all():
+                    self._pace = int(more[0])
+                costs.append(cost)
+            if k < len(costs):
+                return costs[k]
+            return np.minimum(costs[-1] + self._pace * (k - len(costs) + 1), _FAR)
 
     def count_at_least(self, n: int) -> bool:
         if self._most is None and self._endless():
