@@ -32,6 +32,20 @@ class Automaton(Protocol):
         """The bytes that may follow, ascending."""
         ...
 
+    def shortest_end(self, state: int) -> bytes:
+        """The fewest bytes that lead to a final state; of equally few, readable ones."""
+        ...
+
+
+def _readable_first() -> list[int]:
+    """The bytes, those that read well and need no escape in JSON first."""
+    plain = [b for b in range(0x20, 0x7F) if chr(b).isalnum()]
+    other = [b for b in range(0x20, 0x7F) if b not in plain and b not in b'"\\']
+    return list(dict.fromkeys([*plain, *other, *range(0x80, 0x100), *range(256)]))
+
+
+_READABLE = np.array(_readable_first())
+
 
 class TableAutomaton:
     """A table with one column for each class of bytes that no state tells apart."""
@@ -44,6 +58,7 @@ class TableAutomaton:
         _, first = np.unique(self._class, return_index=True)
         self._table = np.ascontiguousarray(table[:, first], np.int32)
         self._final = final
+        self._distance: np.ndarray | None = None
         self.start = start
         self.nbytes = self._table.nbytes + self._class.nbytes + final.nbytes
 
@@ -62,6 +77,35 @@ class TableAutomaton:
     def exits(self, state: int) -> np.ndarray:
         return np.flatnonzero(self._table[state, self._class] >= 0)
 
+    def shortest_end(self, state: int) -> bytes:
+        if self._distance is None:
+            self._distance = self._distances()
+        out = bytearray()
+        while left := int(self._distance[state]):
+            after = self._table[state, self._class[_READABLE]]
+            nearer = (after >= 0) & (self._distance[after] == left - 1)
+            byte = int(_READABLE[np.argmax(nearer)])
+            out.append(byte)
+            state = self.step(state, byte)
+        return bytes(out)
+
+    def _distances(self) -> np.ndarray:
+        """Bytes from each state to the nearest final one, breadth first over the steps read backwards; int32."""
+        source, column = np.nonzero(self._table >= 0)
+        target = self._table[source, column]
+        order = np.argsort(target, kind="stable")
+        source, target = source[order], target[order]
+        every = np.arange(len(self._table))
+        lo, hi = np.searchsorted(target, every), np.searchsorted(target, every, "right")
+        distance = np.where(self._final, 0, -1).astype(np.int32)
+        level, far = np.flatnonzero(self._final), 0
+        while len(level):
+            far += 1
+            before = source[ranges(lo[level], hi[level])[0]]
+            level = np.unique(before[distance[before] < 0])
+            distance[level] = far
+        return distance
+
 
 class TrieAutomaton:
     """Exactly the given strings: the states are the nodes of their trie."""
@@ -70,6 +114,7 @@ class TrieAutomaton:
 
     def __init__(self, strings: list[bytes]) -> None:
         self._trie = ByteTrie([(s, i) for i, s in enumerate(dict.fromkeys(strings))])
+        self._distance: np.ndarray | None = None
         self.nbytes = self._trie.nbytes
 
     def step(self, state: int, byte: int) -> int:
@@ -83,6 +128,30 @@ class TrieAutomaton:
 
     def exits(self, state: int) -> np.ndarray:
         return self._trie.byte[self._trie.lo[state] : self._trie.hi[state]]
+
+    def shortest_end(self, state: int) -> bytes:
+        if self._distance is None:
+            self._distance = self._distances()
+        out = bytearray()
+        while self._distance[state]:
+            lo, hi = int(self._trie.lo[state]), int(self._trie.hi[state])
+            state = lo + int(np.argmin(self._distance[lo:hi]))
+            out.append(int(self._trie.byte[state]))
+        return bytes(out)
+
+    def _distances(self) -> np.ndarray:
+        """Bytes from each node to the nearest end below it, level by level from the deepest; int32."""
+        trie = self._trie
+        distance = np.zeros(len(trie), np.int32)
+        levels = [(0, 1)]
+        while (first := int(trie.lo[levels[-1][0]])) < (last := int(trie.hi[levels[-1][1] - 1])):
+            levels.append((first, last))
+        for first, last in reversed(levels[:-1]):
+            inner = np.flatnonzero(trie.lo[first:last] < trie.hi[first:last]) + first
+            below = int(trie.lo[inner[0]])
+            nearest = np.minimum.reduceat(distance[below : int(trie.hi[last - 1])], trie.lo[inner] - below) + 1
+            distance[inner] = np.where(trie.end_lo[inner] < trie.end_hi[inner], 0, nearest)
+        return distance
 
 
 def walk(automaton: Automaton, state: int, text: bytes) -> int:

@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from time import monotonic
+from typing import NamedTuple
 
 import numpy as np
 
@@ -159,6 +160,19 @@ def _parts(language: Language, into: list[Node]) -> None:
             _parts(condition.language, into)
 
 
+def _alive(language: Language, states: tuple[int, ...], at: int = 0) -> tuple[bool, int]:
+    """Whether a text of the language may still come as far as its branches' bodies and the conditions that hold can
+    tell, given the states of its parts from `at` on; and where the parts behind it begin."""
+    found = False
+    for branch in language.branches:
+        good, at = states[at] != 0, at + 1
+        for condition in branch.conditions:
+            alive, at = _alive(condition.language, states, at)
+            good &= alive or not condition.holds
+        found |= good
+    return found, at
+
+
 def _final(language: Language, ends: Iterator[bool]) -> bool:
     """Whether the text is in the language, given for each of its parts, in order, whether it may end here."""
     found = False
@@ -183,7 +197,48 @@ def _blocks(parts: list[_Part]) -> tuple[list[int], list[int]]:
     return firsts, [*(e - 1 for e in firsts[1:]), 0x10FFFF]
 
 
+class Recognizer:
+    """Tells whether a text is in a language, one character after another, with no automaton built."""
+
+    def __init__(self, language: Language) -> None:
+        """TooLarge where the language has too many positions."""
+        nodes: list[Node] = []
+        _parts(language, nodes)
+        self._language = language
+        self._machine = [_Part(node) for node in nodes]
+        self._firsts, _ = _blocks(self._machine)
+        self._masks = [part.by_block(self._firsts) for part in self._machine]
+
+    def accepts(self, text: str) -> bool:
+        states = [part.start for part in self._machine]
+        for c in text:
+            block = bisect_right(self._firsts, ord(c)) - 1
+            states = [
+                part.after(state & masks[block])
+                for part, state, masks in zip(self._machine, states, self._masks, strict=True)
+            ]
+        return _final(self._language, iter([bool(s & p.end) for s, p in zip(states, self._machine, strict=True)]))
+
+
+class Characters(NamedTuple):
+    """A deterministic automaton over characters, from each of whose states some text leads to a final one.
+
+    table: int32 [states, symbols], -1 where there is no step; final: bool [states]; ranges: per symbol the characters
+    that it stands for (a character of no symbol has no step anywhere).
+    """
+
+    table: np.ndarray
+    final: np.ndarray
+    start: int
+    ranges: list[list[tuple[int, int]]]
+
+
 def build(language: Language, *, max_states: int, deadline: float) -> TableAutomaton:
+    """The automaton of the language over bytes; bounds and errors as for `characters`."""
+    return to_bytes(characters(language, max_states=max_states, deadline=deadline), max_states)
+
+
+def characters(language: Language, *, max_states: int, deadline: float) -> Characters:
     """The automaton of the language, which is not empty as far as its bodies go.
 
     deadline: by `time.monotonic`. TooLarge when it is passed, or more than max_states are needed. ConstraintError is
@@ -219,7 +274,7 @@ def build(language: Language, *, max_states: int, deadline: float) -> TableAutom
             to = tuple(
                 part.after(here & allowed) for part, here, allowed in zip(parts, state, symbol_masks, strict=True)
             )
-            if not any(to):
+            if not _alive(language, to)[0]:
                 row.append(-1)
                 continue
             number = numbers.setdefault(to, len(numbers))
@@ -234,7 +289,7 @@ def build(language: Language, *, max_states: int, deadline: float) -> TableAutom
         [_final(language, iter([bool(s & p.end) for s, p in zip(state, parts, strict=True)])) for state in queue]
     )
     table, final, first = _minimize(*_prune(table, final))
-    return _to_bytes(table, final, first, ranges_of, max_states)
+    return Characters(table, final, first, ranges_of)
 
 
 def _prune(table: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -279,10 +334,10 @@ def _minimize(table: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndar
     return merged, final[keep], int(block[0])
 
 
-def _to_bytes(
-    table: np.ndarray, final: np.ndarray, start: int, ranges_of: list[list[tuple[int, int]]], max_states: int
-) -> TableAutomaton:
-    """States 0 .. n-1 are those of `table`; further ones stand inside a character."""
+def to_bytes(automaton: Characters, max_states: int) -> TableAutomaton:
+    """States 0 .. n-1 are those of the automaton over characters; further ones stand inside a character, and lead to
+    states of lower numbers only. TooLarge when there are more than eight times `max_states`."""
+    table, final, start, ranges_of = automaton
     spelled = [[sequence for lo, hi in ranges for sequence in utf8(lo, hi)] for ranges in ranges_of]
     n = len(table)
     inner: dict[tuple[tuple[int, int, int], ...], int] = {}

@@ -14,6 +14,11 @@ def rust_regex(language: Language) -> str | None:
     return _alternatives([branch.body for branch in language.branches])
 
 
+def rust_node(node: Node) -> str:
+    """A tree with no assertions and no atomic parts."""
+    return _alternatives([node])
+
+
 def _class(chars: CharSet) -> str:
     if not chars:
         return r"[^\x{0}-\x{10FFFF}]"
