@@ -8,7 +8,7 @@ begins or ends with such a thing is multiplied out: `(^a|b)c` is `^ac|bc`. What 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from palmette.arguments import pattern as check
 from palmette.errors import ConstraintError
@@ -55,6 +55,14 @@ class Language:
 
     branches: tuple[Branch, ...]
     wide_repeats: bool = False
+    # Languages are keys of caches, and the tree of one can be large: it is hashed once.
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.branches, self.wide_repeats)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 def read_regex(pattern: str) -> Language:

@@ -14,6 +14,7 @@ from typing import Any
 
 from palmette.errors import ConstraintError
 from palmette.runtime.constraints.schema import texts
+from palmette.runtime.constraints.schema.names import meet
 from palmette.runtime.constraints.schema.numbers import holds, meet_numbers
 from palmette.runtime.constraints.schema.shapes import (
     ANY_TEXT,
@@ -266,7 +267,7 @@ class Algebra:
         return a
 
     def _strings(self, a: Strings, b: Strings) -> Strings | None:
-        text = texts.intersect(a.text, b.text)
+        text = meet(a.text, b.text)
         return Strings(text) if text is not None else None
 
     def _arrays(self, a: Arrays, b: Arrays) -> Arrays | None:
@@ -378,7 +379,7 @@ class Algebra:
                 node = self.both(m, n)
                 if node == NOTHING_NODE:
                     continue
-                text = x if x is y else texts.intersect(x, y)
+                text = x if x is y else meet(x, y)
                 if text is not None:
                     found.append((text, node))
         return tuple(found)

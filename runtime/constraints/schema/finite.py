@@ -14,6 +14,7 @@ from typing import Any
 from palmette.runtime.constraints.schema import texts
 from palmette.runtime.constraints.schema.algebra import Entries, Union
 from palmette.runtime.constraints.schema.graph import Busy, Graph
+from palmette.runtime.constraints.schema.names import is_empty
 from palmette.runtime.constraints.schema.numbers import listed
 from palmette.runtime.constraints.schema.shapes import (
     ANY_TEXT,
@@ -104,15 +105,9 @@ class Finite:
     def no_text(self, text: Text) -> bool:
         if text is ANY_TEXT:
             return False
-        if text.only is not None:
-            return not text.only
-        if len(text.all_of) == 1 and not text.none_of and not text.without and not text.least and text.most is None:
-            language = text.all_of[0]  # as it was read, which is not without texts
-            if not any(branch.conditions for branch in language.branches):
-                return False
         found = self._empty.get(id(text))
         if found is None:
-            found = self._empty[id(text)] = (text, texts.empty(text))
+            found = self._empty[id(text)] = (text, is_empty(text))
         return found[1]
 
     # -- arrays

@@ -33,7 +33,7 @@ from palmette.runtime.constraints.schema.keywords import (
     misplaced,
     unknown,
 )
-from palmette.runtime.constraints.schema.names import minus
+from palmette.runtime.constraints.schema.names import meet, minus
 from palmette.runtime.constraints.schema.patterns import ANY_PATTERN, REFUSED_FORMATS, Pattern, read_format, read_pattern
 from palmette.runtime.constraints.schema.references import References, Resource, Site
 from palmette.runtime.constraints.schema import texts
@@ -402,9 +402,9 @@ class Graph(Algebra):
             for text, so_far, matched in found:
                 self.tick()
                 both = self.both(so_far, node)
-                if (inside := texts.intersect(text, pattern.narrow)) is not None and not _no_text(inside):
+                if (inside := meet(text, pattern.narrow)) is not None:
                     after.append((inside, both, True))
-                if pattern.wide is not pattern.narrow and (between := texts.intersect(text, pattern.wide)) is not None:
+                if pattern.wide is not pattern.narrow and (between := meet(text, pattern.wide)) is not None:
                     # Matched in one program's reading and not in another's: both must be content.
                     after += [(part, both, matched) for part in minus([between], pattern.narrow)]
                 after += [(part, so_far, matched) for part in minus([text], pattern.wide)]
@@ -455,10 +455,6 @@ class Graph(Algebra):
         for pattern in patterns:
             pieces = minus(pieces, pattern.wide)
         return only(OBJECT, *(Entries({}, {}, some=((piece, node),)) for piece in pieces))
-
-
-def _no_text(text: Text) -> bool:
-    return text.only is not None and not text.only
 
 
 __all__ = ["ANY_ENTRIES", "Busy", "Graph", "Scope"]
