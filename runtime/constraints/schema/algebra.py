@@ -38,11 +38,12 @@ _COMPARED = 64
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What reading one schema may take: seconds, nodes of the graph, shapes made on the way."""
+    """What reading one schema may take: seconds, nodes of the graph, shapes made on the way, shapes of one node."""
 
     seconds: float = 5.0
     nodes: int = 100_000
     shapes: int = 200_000
+    alternatives: int = 2_000
 
 
 class Entries:
@@ -167,6 +168,10 @@ class Algebra:
         """Whether all values of `a` are certainly values of `b`."""
         return a in (b, NOTHING_NODE) or b == ANYTHING_NODE or (b != NOTHING_NODE and self.keys[a] >= self.keys[b])
 
+    def is_plain(self, node: Node) -> bool:
+        """Whether nothing that the node says leads to another node."""
+        raise NotImplementedError
+
     def vanishes(self, node: Node) -> bool:
         """Whether the node is seen at little cost to have no values."""
         raise NotImplementedError
@@ -213,8 +218,30 @@ class Algebra:
             return b
         meet = (self._fixed, self._fixed, self._fixed, meet_numbers, self._strings, self._arrays, self._objects)[slot]
         self.tick(len(a) * len(b))
-        found = [shape for x in a for y in b if (shape := meet(x, y)) is not None]
-        return self._tidy(slot, found) if len(found) > 1 else tuple(found)
+        if slot == OBJECT and len(a) + len(b) > 2:
+            found = self._meet_objects(a, b)
+        else:
+            found = [shape for x in a for y in b if (shape := meet(x, y)) is not None]
+        if len(found) < 2:
+            return tuple(found)
+        found = self._tidy(slot, found)
+        if len(found) > self.budget.alternatives:
+            raise over(f"more than {self.budget.alternatives:,} alternatives for one value")
+        return found
+
+    def _meet_objects(self, a: _Slot, b: _Slot) -> list[Entries]:
+        """What lies within one shape of the other side wholly need not be cut by the others: that keeps the opposites
+        of many alternatives from multiplying."""
+        found = []
+        whole = [any(self._covers(x, y) for x in a) for y in b]
+        for x in a:
+            if any(self._covers(y, x) for y in b):
+                found.append(x)
+                continue
+            for y, kept in zip(b, whole, strict=True):
+                if not kept and (shape := self._objects(x, y)) is not None:
+                    found.append(shape)
+        return [*found, *(y for y, kept in zip(b, whole, strict=True) if kept)]
 
     def _tidy(self, slot: int, shapes: list[Any]) -> _Slot:
         """The union of the shapes, where that is easily seen in fewer of them."""
@@ -387,11 +414,19 @@ class Algebra:
     def apart(self, slot: int, a: Any, b: Any) -> bool:
         """Whether two shapes of a type are seen to share no value."""
         if slot == OBJECT:
+            later = []
             for first, second in ((a, b), (b, a)):
                 for name in first.required:
                     x, y = first.members[name], second.value(name)
-                    if y == NOTHING_NODE or (x != y and self.vanishes(self.both(x, y))):
+                    if y == NOTHING_NODE:
                         return True
+                    if x != y and (both := self.both(x, y)) not in (x, y):
+                        if not self.is_plain(both):
+                            later.append(both)
+                        elif self.vanishes(both):
+                            return True
+            if any(map(self.vanishes, later)):
+                return True
             return (a.most is not None and a.most < max(b.least, len(b.required))) or (
                 b.most is not None and b.most < max(a.least, len(a.required))
             )

@@ -58,6 +58,10 @@ _NOT_VALIDATION = frozenset(
     "contains propertyNames allOf anyOf oneOf not if then else dependentSchemas unevaluatedProperties unevaluatedItems "
     "dependencies".split()
 )
+_SCALAR = frozenset(
+    "type enum const minLength maxLength pattern format minimum maximum exclusiveMinimum exclusiveMaximum multipleOf "
+    "minItems maxItems minProperties maxProperties required uniqueItems".split()
+)
 # What an object's conditions with 2**n cases may have for n.
 MOST_CASES = 8
 
@@ -88,6 +92,7 @@ class Graph(Algebra):
         self._expanded: dict[Node, Union] = {ANYTHING_NODE: FULL, NOTHING_NODE: EMPTY}
         self._open: set[int] = set()
         self._vanishing: dict[Node, bool] = {ANYTHING_NODE: False, NOTHING_NODE: True}
+        self._plainly: dict[int, bool] = {}
         self._depth = 0
 
     # -- conditions
@@ -251,8 +256,28 @@ class Graph(Algebra):
             try:
                 self.tick()
                 found = self._unions[c] = self.say(self.conditions[c >> 1], not c & 1, self.pointers[c >> 1])
+            except ConstraintError as error:
+                error.pointer = error.pointer or self.pointers[c >> 1]
+                raise
             finally:
                 self._open.discard(c)
+        return found
+
+    def is_plain(self, node: Node) -> bool:
+        """Whether nothing that the node says leads to another node."""
+        return all(self._is_plain(c >> 1) for c in self.keys[node])
+
+    def _is_plain(self, number: int) -> bool:
+        found = self._plainly.get(number)
+        if found is None:
+            tag, what, *_ = self.conditions[number] if number >= 0 else ("value", None)
+            if tag == "value":
+                found = not isinstance(what, list | dict)
+            else:
+                found = tag == "site" and all(
+                    key in _SCALAR and not isinstance(value, dict) for key, value in self.views[what.pointer].items()
+                )
+            self._plainly[number] = found
         return found
 
     def forget(self, node: Node) -> None:
@@ -262,7 +287,7 @@ class Graph(Algebra):
     def vanishes(self, node: Node) -> bool:
         found = self._vanishing.get(node)
         if found is None:
-            if self._depth >= _LOOK_AHEAD and node not in self._expanded:
+            if self._depth >= _LOOK_AHEAD and node not in self._expanded and not self.is_plain(node):
                 return False
             self._depth += 1
             try:

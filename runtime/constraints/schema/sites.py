@@ -359,6 +359,13 @@ class Reader(Ways):
             for missing in [needed] if isinstance(needed, str) else needed:
                 if missing != name:
                     shapes.append(Entries({name: ANYTHING_NODE, missing: NOTHING_NODE}, {name: None}))
+        # A tag, which says of what kind the object is, holds in all the cases but its own: objects of another kind then
+        # meet one case, not all of them.
+        for name, value in view.get("properties", {}).items():
+            if isinstance(value, dict) and ("const" in value or "enum" in value):
+                for shape in shapes:
+                    if name not in shape.members:
+                        shape.members[name] = named[name]
         yield only(OBJECT, *shapes)
         if "additionalProperties" in view:
             rest = self._below(view, site, scope, "additionalProperties", ANYTHING_NODE)
