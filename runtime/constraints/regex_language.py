@@ -8,7 +8,7 @@ begins or ends with such a thing is multiplied out: `(^a|b)c` is `^ac|bc`. What 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from palmette.arguments import pattern as check
 from palmette.errors import ConstraintError
@@ -55,6 +55,14 @@ class Language:
 
     branches: tuple[Branch, ...]
     wide_repeats: bool = False
+    # Languages are keys of caches, and the tree of one can be large: it is hashed once.
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.branches, self.wide_repeats)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 def read_regex(pattern: str) -> Language:
@@ -63,9 +71,10 @@ def read_regex(pattern: str) -> Language:
     return _read(pattern, Reading.ASCII, "whole")
 
 
-def read_search(pattern: str, reading: Reading) -> Language:
-    """The texts in which the pattern is found, as JSON Schema asks; `$` is the very end."""
-    return _read(pattern, reading, "search")
+def read_search(pattern: str, reading: Reading, *, conditions: bool = False) -> Language:
+    """The texts in which the pattern is found, as JSON Schema asks; `$` is the very end. conditions: whether look-aheads
+    and word boundaries may become conditions; they are refused otherwise."""
+    return _read(pattern, reading, "find" if conditions else "search")
 
 
 def read_stop(pattern: str) -> Language:
@@ -106,7 +115,8 @@ def _read(pattern: str, reading: Reading, mode: str) -> Language:
 
 
 def _language(node: Node, mode: str) -> Language:
-    """mode: "whole", "search", or "ahead" for the body of a look-ahead, which matches at the start of the text."""
+    """mode: "whole", "search", "find" (the same, with conditions), or "ahead" for the body of a look-ahead, which matches
+    at the start of the text."""
     branches: list[Branch] = []
     todo: list[list[Node]] = [[node]]
     while todo:
@@ -165,6 +175,7 @@ def _first_assertion(node: Node) -> Assertion | None:
 
 def _branch(items: list[Node], mode: str) -> Branch:
     conditions: list[Condition] = []
+    refuse, mode = mode == "search", "search" if mode == "find" else mode
     at_start, end = False, ""
     word = Chars(shorthand("w", Reading.ASCII))
     items = list(items)
@@ -194,7 +205,7 @@ def _branch(items: list[Node], mode: str) -> Branch:
         if (found := _first_assertion(item)) is not None:
             raise _misplaced(found)
     body = _settle(Seq(tuple(items)), ())
-    if mode == "search" and conditions:
+    if refuse and conditions:
         raise ConstraintError(
             "a look-ahead or word boundary in a pattern that is searched for cannot be enforced",
             hint="leave it out, or use a regex constraint",
