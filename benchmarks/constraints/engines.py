@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -27,10 +29,24 @@ class Refused(Exception):
         self.where = where
 
 
-class Compiled(Protocol):
-    def takes(self, tokens: list[int], masks: list[float]) -> bool:
-        """Whether the masks admit each of the tokens and then the end; the seconds of each mask go to `masks`."""
+class Cursor(Protocol):
+    """A place in a text."""
+
+    def feed(self, tokens: list[int], masks: list[float]) -> bool:
+        """Goes on by these tokens, if the masks admit each of them; the seconds of each mask go to `masks`."""
         ...
+
+    def ends(self) -> bool:
+        """Whether the text may end here."""
+        ...
+
+    def fork(self) -> Cursor | None:
+        """A copy; None where the engine makes none."""
+        ...
+
+
+class Compiled(Protocol):
+    def start(self) -> Cursor: ...
 
 
 class Engine(Protocol):
@@ -39,27 +55,42 @@ class Engine(Protocol):
         ...
 
 
-class _Walk:
-    """Through a matcher as four functions."""
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """An engine's matcher as functions of it. words: the length of a mask row."""
 
-    def __init__(
-        self, start: Callable[[], Any], fill: Callable[[Any, np.ndarray], None], advance: Callable[[Any, int], Any],
-        ends: Callable[[Any], bool], words: int,
-    ) -> None:
-        self._start, self._fill, self._advance, self._ends, self._words = start, fill, advance, ends, words
+    words: int
+    begin: Callable[[], Any]
+    fill: Callable[[Any, np.ndarray], Any]
+    advance: Callable[[Any, int], Any]
+    ends: Callable[[Any], bool]
+    fork: Callable[[Any], Any] | None = None
 
-    def takes(self, tokens: list[int], masks: list[float]) -> bool:
-        matcher = self._start()
-        row = np.zeros((1, self._words), np.int32)
+    def start(self) -> Cursor:
+        return _Cursor(self, self.begin())
+
+
+class _Cursor:
+    def __init__(self, calls: _Calls, matcher: Any) -> None:
+        self._calls, self._matcher = calls, matcher
+
+    def feed(self, tokens: list[int], masks: list[float]) -> bool:
+        row = np.zeros((1, self._calls.words), np.int32)
         for token in tokens:
             begun = perf_counter()
-            self._fill(matcher, row)
+            self._calls.fill(self._matcher, row)
             masks.append(perf_counter() - begun)
             if not (int(row[0, token >> 5]) >> (token & 31)) & 1:
                 return False
-            if self._advance(matcher, token) is False:
+            if self._calls.advance(self._matcher, token) is False:
                 return False
-        return bool(self._ends(matcher))
+        return True
+
+    def ends(self) -> bool:
+        return bool(self._calls.ends(self._matcher))
+
+    def fork(self) -> Cursor | None:
+        return None if self._calls.fork is None else _Cursor(self._calls, self._calls.fork(self._matcher))
 
 
 class Palmette:
@@ -73,13 +104,16 @@ class Palmette:
             compiled = self._compiler.compile(Constraint(kind, text))  # type: ignore[arg-type]
         except ConstraintError as error:
             names = [name for name in error.pointer.split("/") if name and not name.isdecimal()]
-            raise Refused(f"{error.message} (at {error.pointer})", names[-1] if names else error.message[:40]) from error
-        return _Walk(
+            raise Refused(
+                f"{error.message} (at {error.pointer})", names[-1] if names else error.message[:40]
+            ) from error
+        return _Calls(
+            self._vocabulary.words,
             compiled.start,
             lambda matcher, row: matcher.fill(row[0]),
             lambda matcher, token: matcher.advance(token),
             lambda matcher: matcher.allows_end(),
-            self._vocabulary.words,
+            lambda matcher: matcher.fork(),
         )
 
 
@@ -105,20 +139,19 @@ class Llguidance:
         root = matchers(self._tokenizer, grammar, log_level=0)
         if root.is_error():
             raise Refused(root.get_error().strip().split("\n")[0])
-        return _Walk(
+        return _Calls(
+            self._vocabulary.words,
             root.deep_copy,
             lambda matcher, row: fill_next_token_bitmask(matcher, row, 0),
             lambda matcher, token: matcher.consume_token(token),
             lambda matcher: matcher.is_accepting(),
-            self._vocabulary.words,
+            lambda matcher: matcher.deep_copy(),
         )
 
 
 class Xgrammar:
     def __init__(self, vocabulary: Vocabulary, documents: Mapping[str, Any]) -> None:
-        import xgrammar
-
-        self._module = xgrammar
+        self._module = xgrammar = import_module("xgrammar")
         self._vocabulary = vocabulary
         spelled = [spelling or b"" for spelling in vocabulary.token_bytes]
         info = xgrammar.TokenizerInfo(
@@ -143,20 +176,19 @@ class Xgrammar:
             matcher.fill_next_token_bitmask(row, 0)
             return bool((int(row[0, end >> 5]) >> (end & 31)) & 1)
 
-        return _Walk(
+        return _Calls(
+            self._vocabulary.words,
             lambda: self._module.GrammarMatcher(grammar),
             lambda matcher, row: matcher.fill_next_token_bitmask(row, 0),
             lambda matcher, token: matcher.accept_token(token),
             ends,
-            self._vocabulary.words,
+            lambda matcher: matcher.fork(),
         )
 
 
 class OutlinesCore:
     def __init__(self, vocabulary: Vocabulary, documents: Mapping[str, Any]) -> None:
-        import outlines_core
-
-        self._module = outlines_core
+        self._module = outlines_core = import_module("outlines_core")
         self._vocabulary = vocabulary
         by_spelling: dict[bytes, list[int]] = {}
         for i, spelling in enumerate(vocabulary.token_bytes):
@@ -172,12 +204,12 @@ class OutlinesCore:
             index = self._module.Index(pattern, self._tokens)
         except (RuntimeError, ValueError, TypeError) as error:
             raise Refused(str(error).strip().split("\n")[0]) from error
-        return _Walk(
+        return _Calls(
+            self._vocabulary.words,
             lambda: self._module.Guide(index),
             lambda guide, row: guide.write_mask_into(row.ctypes.data, row.size, 4),
             lambda guide, token: guide.advance(token, False),
             lambda guide: guide.is_finished(),
-            self._vocabulary.words,
         )
 
 

@@ -2,12 +2,61 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
+
+from palmette.benchmarks.constraints.engines import Compiled, Cursor
+from palmette.runtime.constraints.vocabulary import Vocabulary
 
 _BESIDE = ("allOf", "anyOf", "oneOf")
 _INSIDE = ("if", "then", "else")
 _MOST = 2000  # subschemas looked at for one object
+_STEPS = 3000  # pieces of text that are tried to find an order
+
+
+def takes_in_some_order(compiled: Compiled, instance: Any, vocabulary: Vocabulary) -> bool:
+    """Whether the engine takes the instance with the keys of its objects in some order, its own being tried first.
+    Orders are tried key by key, by copies of the matcher; False, too, when too many have been."""
+    steps = _STEPS
+
+    def write(cursor: Cursor, text: str) -> Cursor | None:
+        nonlocal steps
+        steps -= 1
+        copy = cursor.fork() if steps >= 0 else None
+        tokens = vocabulary.spell(text.encode())
+        return copy if copy is not None and tokens is not None and copy.feed(tokens, []) else None
+
+    def value(cursor: Cursor, v: Any) -> Iterator[Cursor]:
+        if isinstance(v, list) and v:
+            yield from items(cursor, v, 0)
+        elif isinstance(v, dict) and v:
+            yield from members(cursor, v, "{")
+        elif (after := write(cursor, json.dumps(v, ensure_ascii=False))) is not None:
+            yield after
+
+    def items(cursor: Cursor, v: list[Any], i: int) -> Iterator[Cursor]:
+        before = write(cursor, ",[]"[0 if 0 < i < len(v) else 1 if i < len(v) else 2])
+        if before is not None and i == len(v):
+            yield before
+        elif before is not None:
+            for after in value(before, v[i]):
+                yield from items(after, v, i + 1)
+
+    def members(cursor: Cursor, left: dict[str, Any], before: str) -> Iterator[Cursor]:
+        if not left and (closed := write(cursor, "}")) is not None:
+            yield closed
+        for name, v in left.items():
+            named = write(cursor, f"{before}{json.dumps(name, ensure_ascii=False)}:")
+            for after in value(named, v) if named is not None else ():
+                yield from members(after, {n: w for n, w in left.items() if n != name}, ",")
+
+    cursor = compiled.start()
+    if cursor.fork() is None:
+        tokens = vocabulary.spell(json.dumps(instance, ensure_ascii=False, separators=(",", ":")).encode())
+        return tokens is not None and cursor.feed(tokens, []) and cursor.ends()
+    return any(after.ends() for after in value(cursor, instance))
 
 
 def reordered(schema: Any, instance: Any) -> Any:

@@ -33,13 +33,20 @@ from palmette.runtime.constraints.schema.shapes import (
 )
 from palmette.runtime.constraints.schema.values import ARRAY, NUMBER, OBJECT, STRING, canonical
 
-_SLOTS = {"null": (0,), "boolean": (1, 2), "number": (NUMBER,), "string": (STRING,), "array": (ARRAY,), "object": (OBJECT,)}
+_SLOTS = {
+    "null": (0,),
+    "boolean": (1, 2),
+    "number": (NUMBER,),
+    "string": (STRING,),
+    "array": (ARRAY,),
+    "object": (OBJECT,),
+}
 _ONE = (Fraction(1),)
-_NUMBER_WORDS = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split())
-_STRING_WORDS = frozenset("minLength maxLength pattern format".split())
-_ARRAY_WORDS = frozenset("items prefixItems additionalItems minItems maxItems contains uniqueItems".split())
+_NUMBER_WORDS = frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"])
+_STRING_WORDS = frozenset(["minLength", "maxLength", "pattern", "format"])
+_ARRAY_WORDS = frozenset(["items", "prefixItems", "additionalItems", "minItems", "maxItems", "contains", "uniqueItems"])
 _OBJECT_WORDS = frozenset(
-    "properties patternProperties additionalProperties required minProperties maxProperties".split()
+    ["properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties"]
 )
 _UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
 
@@ -198,9 +205,7 @@ class Reader(Ways):
         if all(n == name for n in needed):
             return FULL
         names = [name, *needed]
-        return besides(
-            OBJECT, self.without([name]), Entries(dict.fromkeys(names, ANYTHING_NODE), dict.fromkeys(names))
-        )
+        return besides(OBJECT, self.without([name]), Entries(dict.fromkeys(names, ANYTHING_NODE), dict.fromkeys(names)))
 
     def cases(self, view: dict[str, Any], site: Site, scope: Scope) -> Iterator[tuple[str, Node]]:
         """Names, and the subschema of the object that holds when it has the name."""
@@ -224,7 +229,9 @@ class Reader(Ways):
             then = self._below(view, site, scope, "then", ANYTHING_NODE)
             other = self._below(view, site, scope, "else", ANYTHING_NODE)
             if then != ANYTHING_NODE or other != ANYTHING_NODE:
-                yield self.join([self.expand(self.both(test, then)), self.expand(self.both(self.opposite(test), other))])
+                yield self.join(
+                    [self.expand(self.both(test, then)), self.expand(self.both(self.opposite(test), other))]
+                )
         for name, node in self.cases(view, site, scope):
             has = self.has(name, site.pointer)
             yield self.join([self.expand(self.opposite(has)), self.meet(self.expand(has), self.expand(node))])
@@ -290,7 +297,9 @@ class Reader(Ways):
             test = self._below(view, site, scope, "if", ANYTHING_NODE)
             for key, when in (("then", test), ("else", self.opposite(test))):
                 if key in view:
-                    yield self.expand(self.both(when, self.opposite(self._below(view, site, scope, key, ANYTHING_NODE))))
+                    yield self.expand(
+                        self.both(when, self.opposite(self._below(view, site, scope, key, ANYTHING_NODE)))
+                    )
         for name, node in self.cases(view, site, scope):
             yield self.meet(self.expand(self.has(name, at)), self.expand(self.opposite(node)))
 
