@@ -211,12 +211,24 @@ def _branch(items: list[Node], mode: str) -> Branch:
             hint="leave it out, or use a regex constraint",
         )
     if mode == "search" and not at_start:
-        body = Seq((ANYTHING, body))
+        body = Seq((ANYTHING, *_shortened(body, 0)))
     if mode != "whole" and not end:
-        body = Seq((body, ANYTHING))
+        body = Seq((*_shortened(body, -1), ANYTHING))
     if mode == "ahead" and end == "$":
         body = Seq((body, Repeat(Chars(NEWLINE), 0, 1, "", 0)))
     return Branch(body, tuple(conditions))
+
+
+def _shortened(body: Node, edge: int) -> list[Node]:
+    """The items of `body`, with the repeat at the edge (0: the first, -1: the last) made as short as it may be: anything
+    stands beyond it, which takes in the rest."""
+    items = _splice([body])
+    while items and isinstance(item := items[edge], Repeat):
+        if item.least:
+            items[edge] = Repeat(item.body, item.least, item.least, "", item.at)
+            break
+        del items[edge]
+    return items
 
 
 def _misplaced(assertion: Assertion) -> ConstraintError:
