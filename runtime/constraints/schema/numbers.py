@@ -80,14 +80,15 @@ def listed(numbers: Numbers, limit: int) -> list[Fraction] | None:
     if not numbers.multiple_of:
         if low is None or high is None or low < high:
             return None
-        return [low] if holds(numbers, low) else []
+        found = [Fraction(low)] if holds(numbers, low) else []
+        return found if len(found) < limit else None
     step = reduce(lcm, numbers.multiple_of)
     if any((step / m).denominator == 1 for m in numbers.not_multiple_of):
         return []
     if low is None or high is None:
         return None  # one more than a multiple of all the others' ratios is never among them
     first, last = ranges_of_multiples(Fraction(low), Fraction(high), step)
-    found: list[Fraction] = []
+    found = []
     for k in range(first, min(last, first + _TRIED) + 1):
         if holds(numbers, k * step):
             found.append(k * step)
