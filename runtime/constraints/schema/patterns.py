@@ -160,13 +160,16 @@ _HOST_LENGTH = 253
 REFUSED_FORMATS = frozenset(["idn-hostname"])
 
 
+_RANGE = "[a-z]-z|[A-Z]-Z|[0-9]-9|0-[0-9]|a-[a-z]|A-[A-Z]"
+
+
 def _piece(depth: int) -> str:
     r"""Regexes that every reader takes, their groups nested up to `depth`: no look-around, classes without oddities."""
-    atom = r"[^\\^$.*+?()\[\]{}|/\r\n]|\\[dDwWsSnrtfv\\^$.*+?()\[\]{}|/]|\.|\[\^?([^\\\[\]^\r\n-]|\\[dwsnrt\\\]\[^-])+\]"
-    atom += rf"|\[\^?([a-z]-z|[A-Z]-Z|[0-9]-9|0-[0-9]|a-[a-z]|A-[A-Z]|[_. ])+\]"
+    atom = r"[^\\^$.*+?()\[\]{}|/\r\n]|\\[dDwWsSnrtfv\\^$.*+?()\[\]{}|/]|\."
+    atom += rf"|\[\^?({_RANGE}|[^\\\[\]^\r\n-]|\\[dwsnrt\\\]\[^-])+\]"
     if depth:
         atom += rf"|\((\?:)?{_piece(depth - 1)}\)"
-    count = r"([*+?]|\{[0-9]{1,2}(,)?\})\??"
+    count = r"([*+?]|\{[0-9]{1,2}(,)?\}|\{[0-9],[1-9][0-9]\})\??"
     branch = rf"(({atom})({count})?)*"
     return rf"({branch}(\|{branch})*)"
 

@@ -346,9 +346,11 @@ class Reader(Ways):
         if "maxProperties" in view:
             shapes.append(Entries({}, {}, least=view["maxProperties"] + 1))
         named = self._named(view, site, scope)
+        denying: dict[str, Entries] = {}
         for name, node in named.items():
             if (other := self.opposite(node)) != NOTHING_NODE:
-                shapes.append(Entries({name: other}, {name: None}))
+                denying[name] = Entries({name: other}, {name: None})
+        shapes += denying.values()
         patterns = self._by_pattern(view, site, scope)
         for _, pattern, node in patterns:
             if (other := self.opposite(node)) != NOTHING_NODE:
@@ -359,13 +361,15 @@ class Reader(Ways):
             for missing in [needed] if isinstance(needed, str) else needed:
                 if missing != name:
                     shapes.append(Entries({name: ANYTHING_NODE, missing: NOTHING_NODE}, {name: None}))
-        # A tag, which says of what kind the object is, holds in all the cases but its own: objects of another kind then
-        # meet one case, not all of them.
+        # A tag, which says of what kind the object is, holds in all the cases but its own and those of earlier tags:
+        # objects of another kind then meet one case, not all of them.
+        settled: list[Entries] = []
         for name, value in view.get("properties", {}).items():
             if isinstance(value, dict) and ("const" in value or "enum" in value):
+                settled += [denying[name]] if name in denying else []
                 for shape in shapes:
-                    if name not in shape.members:
-                        shape.members[name] = named[name]
+                    if not any(shape is other for other in settled):
+                        shape.members.setdefault(name, named[name])
         yield only(OBJECT, *shapes)
         if "additionalProperties" in view:
             rest = self._below(view, site, scope, "additionalProperties", ANYTHING_NODE)
