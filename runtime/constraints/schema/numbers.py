@@ -29,7 +29,7 @@ def holds(numbers: Numbers, value: Fraction | int) -> bool:
 
 
 def _divides(step: Fraction, value: Fraction | int) -> bool:
-    return step.denominator == 1 == step.numerator and value.denominator == 1 or (value / step).denominator == 1
+    return (step.denominator == 1 == step.numerator and value.denominator == 1) or (value / step).denominator == 1
 
 
 def meet_numbers(a: Numbers, b: Numbers) -> Numbers | None:
@@ -75,7 +75,11 @@ def listed(numbers: Numbers, limit: int) -> list[Fraction] | None:
     if numbers.only is not None:
         return sorted(numbers.only) if len(numbers.only) < limit else None
     low, high = numbers.low, numbers.high
-    if low is not None and high is not None and (low > high or (low == high and (numbers.low_open or numbers.high_open))):
+    if (
+        low is not None
+        and high is not None
+        and (low > high or (low == high and (numbers.low_open or numbers.high_open)))
+    ):
         return []
     if not numbers.multiple_of:
         if low is None or high is None or low < high:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -14,9 +14,10 @@ from palmette.runtime.constraints.schema.algebra import (
     besides,
     only,
 )
+from palmette.runtime.constraints.schema.conditions import Scope
 from palmette.runtime.constraints.schema.document import escape
 from palmette.runtime.constraints.schema.evaluated import Ways
-from palmette.runtime.constraints.schema.graph import Scope
+from palmette.runtime.constraints.schema.keywords import words
 from palmette.runtime.constraints.schema.names import classes, outside
 from palmette.runtime.constraints.schema.patterns import Pattern, read_format
 from palmette.runtime.constraints.schema.references import Site
@@ -31,16 +32,21 @@ from palmette.runtime.constraints.schema.shapes import (
     Strings,
     Text,
 )
-from palmette.runtime.constraints.schema.values import ARRAY, NUMBER, OBJECT, STRING, canonical
+from palmette.runtime.constraints.schema.values import ARRAY, NUMBER, OBJECT, STRING
 
-_SLOTS = {"null": (0,), "boolean": (1, 2), "number": (NUMBER,), "string": (STRING,), "array": (ARRAY,), "object": (OBJECT,)}
+_SLOTS = {
+    "null": (0,),
+    "boolean": (1, 2),
+    "number": (NUMBER,),
+    "string": (STRING,),
+    "array": (ARRAY,),
+    "object": (OBJECT,),
+}
 _ONE = (Fraction(1),)
-_NUMBER_WORDS = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split())
-_STRING_WORDS = frozenset("minLength maxLength pattern format".split())
-_ARRAY_WORDS = frozenset("items prefixItems additionalItems minItems maxItems contains uniqueItems".split())
-_OBJECT_WORDS = frozenset(
-    "properties patternProperties additionalProperties required minProperties maxProperties".split()
-)
+_NUMBER_WORDS = words("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf")
+_STRING_WORDS = words("minLength maxLength pattern format")
+_ARRAY_WORDS = words("items prefixItems additionalItems minItems maxItems contains uniqueItems")
+_OBJECT_WORDS = words("properties patternProperties additionalProperties required minProperties maxProperties")
 _UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
 
 
@@ -198,9 +204,7 @@ class Reader(Ways):
         if all(n == name for n in needed):
             return FULL
         names = [name, *needed]
-        return besides(
-            OBJECT, self.without([name]), Entries(dict.fromkeys(names, ANYTHING_NODE), dict.fromkeys(names))
-        )
+        return besides(OBJECT, self.without([name]), Entries(dict.fromkeys(names, ANYTHING_NODE), dict.fromkeys(names)))
 
     def cases(self, view: dict[str, Any], site: Site, scope: Scope) -> Iterator[tuple[str, Node]]:
         """Names, and the subschema of the object that holds when it has the name."""
@@ -224,7 +228,9 @@ class Reader(Ways):
             then = self._below(view, site, scope, "then", ANYTHING_NODE)
             other = self._below(view, site, scope, "else", ANYTHING_NODE)
             if then != ANYTHING_NODE or other != ANYTHING_NODE:
-                yield self.join([self.expand(self.both(test, then)), self.expand(self.both(self.opposite(test), other))])
+                yield self.join(
+                    [self.expand(self.both(test, then)), self.expand(self.both(self.opposite(test), other))]
+                )
         for name, node in self.cases(view, site, scope):
             has = self.has(name, site.pointer)
             yield self.join([self.expand(self.opposite(has)), self.meet(self.expand(has), self.expand(node))])
@@ -290,7 +296,9 @@ class Reader(Ways):
             test = self._below(view, site, scope, "if", ANYTHING_NODE)
             for key, when in (("then", test), ("else", self.opposite(test))):
                 if key in view:
-                    yield self.expand(self.both(when, self.opposite(self._below(view, site, scope, key, ANYTHING_NODE))))
+                    yield self.expand(
+                        self.both(when, self.opposite(self._below(view, site, scope, key, ANYTHING_NODE)))
+                    )
         for name, node in self.cases(view, site, scope):
             yield self.meet(self.expand(self.has(name, at)), self.expand(self.opposite(node)))
 
@@ -384,7 +392,3 @@ class Reader(Ways):
     def targets(self, view: dict[str, Any], site: Site, scope: Scope) -> list[Node]:
         """The nodes of the subschemas that the references of this one lead to."""
         return [self.site_node(target, scope) for target in self.target_sites(view, site, scope)]
-
-
-Say = Callable[..., Union]
-__all__ = ["Reader", "canonical"]

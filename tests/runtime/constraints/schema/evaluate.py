@@ -36,7 +36,9 @@ def _shape(normal: Normal, shape: Shape, value: Any, contains: Contains) -> bool
     if isinstance(shape, Fixed):
         return value is {"null": None, "true": True, "false": False}[shape.text]
     if isinstance(shape, Numbers):
-        return isinstance(value, int | float | Fraction) and not isinstance(value, bool) and _number(shape, exact(value))
+        return (
+            isinstance(value, int | float | Fraction) and not isinstance(value, bool) and _number(shape, exact(value))
+        )
     if isinstance(shape, Strings):
         return isinstance(value, str) and contains(shape.text, value)
     if isinstance(shape, Arrays):

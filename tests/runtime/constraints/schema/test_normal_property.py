@@ -180,9 +180,7 @@ def compare(seed: int, evaluate: Callable[[Normal, Any], bool]) -> str:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_random_schemas_mean_what_they_mean_to_jsonschema(
-    part: int, evaluate: Callable[[Normal, Any], bool]
-) -> None:
+def test_random_schemas_mean_what_they_mean_to_jsonschema(part: int, evaluate: Callable[[Normal, Any], bool]) -> None:
     found: dict[str, int] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
