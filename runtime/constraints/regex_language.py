@@ -183,7 +183,9 @@ def _branch(items: list[Node], mode: str) -> Branch:
         # Where only end marks are left, \b and look-aheads would speak of the end: those stay, and are refused.
         if first.kind == "^":
             at_start = True
-        elif all(isinstance(item, Assertion) for item in items):
+        elif all(isinstance(item, Assertion) for item in items) and not (
+            mode == "search" and all(item.kind.startswith("(?") for item in items if isinstance(item, Assertion))
+        ):
             break
         elif mode == "search" and not at_start:
             raise _misplaced(first)

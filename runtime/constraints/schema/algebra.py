@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from time import monotonic
 from typing import Any
 
 from palmette.errors import ConstraintError
 from palmette.runtime.constraints.schema import texts
 from palmette.runtime.constraints.schema.names import meet
-from palmette.runtime.constraints.schema.numbers import holds, meet_numbers
+from palmette.runtime.constraints.schema.numbers import meet_numbers
 from palmette.runtime.constraints.schema.shapes import (
     ANY_TEXT,
     ANYTHING_NODE,
@@ -451,6 +450,3 @@ def over(limit: str) -> ConstraintError:
         f"the schema is too large: reading it takes {limit}",
         hint="use fewer alternatives that combine (anyOf in allOf, oneOf that overlaps), or split the schema",
     )
-
-
-__all__ = ["EMPTY", "FULL", "OPEN", "Algebra", "Budget", "Entries", "Fraction", "Union", "besides", "holds", "only"]

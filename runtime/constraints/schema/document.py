@@ -58,7 +58,9 @@ def parse(text: str) -> Any:
     except ValueError as error:
         if isinstance(error, ConstraintError):
             raise
-        raise ConstraintError(f"the schema holds a number that is too long: {error}", hint="use fewer digits") from error
+        raise ConstraintError(
+            f"the schema holds a number that is too long: {error}", hint="use fewer digits"
+        ) from error
 
 
 def too_deep() -> ConstraintError:
@@ -200,7 +202,9 @@ def check(document: Any, pointer: str, draft: int, faults: Faults, deadline: flo
                 )
             elif kind == "bound" and isinstance(value, bool) and draft not in (4, UNSAID):
                 faults.add(
-                    f"{at}/{key}", f"not a valid JSON schema: {value} is not of the kind that {key} takes", "give a number"
+                    f"{at}/{key}",
+                    f"not a valid JSON schema: {value} is not of the kind that {key} takes",
+                    "give a number",
                 )
             elif below:
                 todo += children(key, value, at)

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
-from palmette.runtime.constraints.schema.algebra import EMPTY, Union
-from palmette.runtime.constraints.schema.graph import MOST_CASES, Graph, Scope
-from palmette.runtime.constraints.schema.references import Site
+from palmette.runtime.constraints.schema.algebra import EMPTY, Budget, Union
+from palmette.runtime.constraints.schema.conditions import Busy, Scope
+from palmette.runtime.constraints.schema.document import Faults
+from palmette.runtime.constraints.schema.graph import MOST_CASES, Graph
+from palmette.runtime.constraints.schema.references import References, Site
 from palmette.runtime.constraints.schema.shapes import ANYTHING_NODE, NOTHING_NODE, Node
 
 
@@ -42,11 +44,14 @@ class Evaluated(NamedTuple):
 
 NONE = Evaluated()
 Way = tuple[Node, Evaluated]
-_MOST_WAYS = 4096
 
 
 class Ways(Graph):
     """What is evaluated, way by way."""
+
+    def __init__(self, references: References, faults: Faults, budget: Budget, *, formats: bool, scoped: bool) -> None:
+        super().__init__(references, faults, budget, formats=formats, scoped=scoped)
+        self._walking: set[tuple[str, Scope]] = set()
 
     def with_leftovers(self, site: Site, scope: Scope, holds: bool) -> Union:
         """The shapes of a subschema that has unevaluated* keywords."""
@@ -65,7 +70,15 @@ class Ways(Graph):
             return [(NOTHING_NODE if site.value is False else ANYTHING_NODE, NONE)]
         scope = self.enter(scope, site.resource)
         found: list[Way] = []
-        for node, evaluated in self._in_place_ways(view, site, scope, exact=exact):
+        here = (site.pointer, scope)
+        if here in self._walking:
+            raise Busy(site.pointer)
+        self._walking.add(here)
+        try:
+            in_place = self._in_place_ways(view, site, scope, exact=exact)
+        finally:
+            self._walking.discard(here)
+        for node, evaluated in in_place:
             for left in self._leftovers(view, site, scope, evaluated):
                 node = self.both(node, left)
             if "unevaluatedProperties" in view:

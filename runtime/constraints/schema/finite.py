@@ -7,13 +7,13 @@ items, required members against maxProperties, `contains` against maxItems.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from functools import reduce
-from itertools import combinations, product
+from itertools import product
 from typing import Any
 
 from palmette.runtime.constraints.schema import texts
 from palmette.runtime.constraints.schema.algebra import Entries, Union
-from palmette.runtime.constraints.schema.graph import Busy, Graph
+from palmette.runtime.constraints.schema.conditions import Busy
+from palmette.runtime.constraints.schema.graph import Graph
 from palmette.runtime.constraints.schema.names import is_empty
 from palmette.runtime.constraints.schema.numbers import listed
 from palmette.runtime.constraints.schema.shapes import (
@@ -80,9 +80,9 @@ class Finite:
                 continue
             for shape in _shapes(union):
                 todo += reversed(list(children(shape)))
-                if isinstance(shape, Arrays) and (shape.contains or shape.repeats):
-                    self._asking.append(shape)
-                elif isinstance(shape, Entries) and shape.some:
+                if (isinstance(shape, Arrays) and (shape.contains or shape.repeats)) or (
+                    isinstance(shape, Entries) and shape.some
+                ):
                     self._asking.append(shape)
 
     def lives(self, node: Node) -> bool:
@@ -113,7 +113,10 @@ class Finite:
     # -- arrays
 
     def _array(self, shape: Arrays) -> bool:
-        places = [shape.prefix[i] if i < len(shape.prefix) else shape.rest for i in range(min(shape.least, len(shape.prefix) + 1))]
+        places = [
+            shape.prefix[i] if i < len(shape.prefix) else shape.rest
+            for i in range(min(shape.least, len(shape.prefix) + 1))
+        ]
         if not all(map(self.lives, places)):
             return False
         if shape.contains and not self._contained(shape):
@@ -331,6 +334,3 @@ def children(shape: Any) -> Iterator[Node]:
         yield from shape.prefix
         yield shape.rest
         yield from (c.node for c in shape.contains)
-
-
-__all__ = ["Finite", "combinations", "reduce"]

@@ -22,6 +22,10 @@ class Keyword(NamedTuple):
     last: int = 2020
 
 
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 def _rows(value: str, becomes: str, names: str, first: int = 4, last: int = 2020) -> dict[str, Keyword]:
     return dict.fromkeys(names.split(), Keyword(value, becomes, first, last))
 

@@ -12,9 +12,9 @@ from palmette.errors import ConstraintError
 from palmette.runtime.constraints.determinize import TooLarge
 from palmette.runtime.constraints.schema import texts
 from palmette.runtime.constraints.schema.algebra import FULL, Budget, Entries, over
-from palmette.runtime.constraints.schema.document import Faults, escape, parse, too_deep
+from palmette.runtime.constraints.schema.conditions import Busy
+from palmette.runtime.constraints.schema.document import Faults, parse, too_deep
 from palmette.runtime.constraints.schema.finite import Finite
-from palmette.runtime.constraints.schema.graph import Busy
 from palmette.runtime.constraints.schema.keywords import ANNOTATION, KEYWORDS
 from palmette.runtime.constraints.schema.references import References
 from palmette.runtime.constraints.schema.shapes import (
@@ -29,7 +29,6 @@ from palmette.runtime.constraints.schema.shapes import (
     Objects,
     Others,
     Shape,
-    Strings,
     Text,
 )
 from palmette.runtime.constraints.schema.sites import Reader
@@ -116,7 +115,6 @@ class _Writer:
         self.finite = finite
         self.numbers: dict[Node, Node] = {ANYTHING_NODE: ANYTHING_NODE, NOTHING_NODE: NOTHING_NODE}
         self.queue: list[Node] = [ANYTHING_NODE, NOTHING_NODE]
-        self._full: set[Node] = set()
 
     def write(self, root: Node) -> Normal:
         if not self.finite.lives(root):
@@ -179,8 +177,6 @@ class _Writer:
         found: list[Shape] = []
         for slot in self.reader.expand(node):
             for shape in slot:
-                if len(slot) == 1 and len(found) == 0 and not isinstance(shape, Entries | Arrays | Strings):
-                    pass
                 if self.finite.has_value(shape):
                     if isinstance(shape, Entries):
                         found.append(self.objects(shape))
@@ -282,6 +278,3 @@ def _renumbered(shape: Shape, to: list[Node]) -> Shape:
             some=tuple(Others(o.names, to[o.node]) for o in shape.some),
         )
     return shape
-
-
-__all__ = ["Budget", "Occurrence", "Reading", "escape", "normal_form", "read"]

@@ -29,7 +29,7 @@ def holds(numbers: Numbers, value: Fraction | int) -> bool:
 
 
 def _divides(step: Fraction, value: Fraction | int) -> bool:
-    return step.denominator == 1 == step.numerator and value.denominator == 1 or (value / step).denominator == 1
+    return (step.denominator == 1 == step.numerator and value.denominator == 1) or (value / step).denominator == 1
 
 
 def meet_numbers(a: Numbers, b: Numbers) -> Numbers | None:
@@ -75,19 +75,24 @@ def listed(numbers: Numbers, limit: int) -> list[Fraction] | None:
     if numbers.only is not None:
         return sorted(numbers.only) if len(numbers.only) < limit else None
     low, high = numbers.low, numbers.high
-    if low is not None and high is not None and (low > high or (low == high and (numbers.low_open or numbers.high_open))):
+    if (
+        low is not None
+        and high is not None
+        and (low > high or (low == high and (numbers.low_open or numbers.high_open)))
+    ):
         return []
     if not numbers.multiple_of:
         if low is None or high is None or low < high:
             return None
-        return [low] if holds(numbers, low) else []
+        found = [Fraction(low)] if holds(numbers, low) else []
+        return found if len(found) < limit else None
     step = reduce(lcm, numbers.multiple_of)
     if any((step / m).denominator == 1 for m in numbers.not_multiple_of):
         return []
     if low is None or high is None:
         return None  # one more than a multiple of all the others' ratios is never among them
     first, last = ranges_of_multiples(Fraction(low), Fraction(high), step)
-    found: list[Fraction] = []
+    found = []
     for k in range(first, min(last, first + _TRIED) + 1):
         if holds(numbers, k * step):
             found.append(k * step)

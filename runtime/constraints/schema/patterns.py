@@ -8,8 +8,8 @@ outside the wide one.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
 
 from palmette.errors import ConstraintError
 from palmette.runtime.constraints.charset import Reading
@@ -20,9 +20,24 @@ _EVERYWHERE = frozenset(["", ".*", "^", "$", "^.*", ".*$", "(.*)"])
 _NAMED_GROUP = re.compile(r"(?<!\\)((?:\\\\)*)\(\?<(?=[A-Za-z_])")
 
 
-class Pattern(NamedTuple):
-    narrow: Text
-    wide: Text
+class Pattern:
+    """The strings that match for certain, and, made when it is asked for, those that match in someone's reading."""
+
+    __slots__ = ("_make", "_wide", "narrow")
+
+    def __init__(self, narrow: Text, wide: Text | Callable[[], Text]) -> None:
+        self.narrow = narrow
+        self._wide = None if callable(wide) else wide
+        self._make = wide if callable(wide) else None
+
+    @property
+    def wide(self) -> Text:
+        """The very object `narrow` where they are the same."""
+        if self._wide is None:
+            assert self._make is not None
+            made = self._make()
+            self._wide = self.narrow if made == self.narrow else made
+        return self._wide
 
 
 ANY_PATTERN = Pattern(ANY_TEXT, ANY_TEXT)
@@ -34,8 +49,7 @@ def read_pattern(pattern: str) -> Pattern:
     if pattern in _EVERYWHERE:
         return ANY_PATTERN
     python = _NAMED_GROUP.sub(r"\1(?P<", pattern)  # JavaScript's spelling of a named group
-    narrow, wide = (_text(python, reading) for reading in (Reading.NARROW, Reading.WIDE))
-    return Pattern(narrow, narrow if narrow == wide else wide)
+    return Pattern(_text(python, Reading.NARROW), lambda: _text(python, Reading.WIDE))
 
 
 def _text(pattern: str, reading: Reading) -> Text:
@@ -146,13 +160,16 @@ _HOST_LENGTH = 253
 REFUSED_FORMATS = frozenset(["idn-hostname"])
 
 
+_RANGE = "[a-z]-z|[A-Z]-Z|[0-9]-9|0-[0-9]|a-[a-z]|A-[A-Z]"
+
+
 def _piece(depth: int) -> str:
     r"""Regexes that every reader takes, their groups nested up to `depth`: no look-around, classes without oddities."""
-    atom = r"[^\\^$.*+?()\[\]{}|/\r\n]|\\[dDwWsSnrtfv\\^$.*+?()\[\]{}|/]|\.|\[\^?([^\\\[\]^\r\n-]|\\[dwsnrt\\\]\[^-])+\]"
-    atom += rf"|\[\^?([a-z]-z|[A-Z]-Z|[0-9]-9|0-[0-9]|a-[a-z]|A-[A-Z]|[_. ])+\]"
+    atom = r"[^\\^$.*+?()\[\]{}|/\r\n]|\\[dDwWsSnrtfv\\^$.*+?()\[\]{}|/]|\."
+    atom += rf"|\[\^?({_RANGE}|[^\\\[\]^\r\n-]|\\[dwsnrt\\\]\[^-])+\]"
     if depth:
         atom += rf"|\((\?:)?{_piece(depth - 1)}\)"
-    count = r"([*+?]|\{[0-9]{1,2}(,)?\})\??"
+    count = r"([*+?]|\{[0-9]{1,2}(,)?\}|\{[0-9],[1-9][0-9]\})\??"
     branch = rf"(({atom})({count})?)*"
     return rf"({branch}(\|{branch})*)"
 
@@ -164,12 +181,13 @@ def read_format(name: str) -> Pattern | None:
         return Pattern(_text(rf"^\^?{_piece(2)}\$?$", Reading.NARROW), ANY_TEXT)
     if name not in _FORMATS:
         return None
-    narrow, wide = (
-        ANY_TEXT if pattern == _ANY else _text(f"^({pattern})$", Reading.NARROW) for pattern in _FORMATS[name]
-    )
+    exact, loose = _FORMATS[name]
+    narrow = _text(f"^({exact})$", Reading.NARROW)
     if name == "hostname":
         rare = read_pattern(r"(^|\.)..--").wide
         narrow = Text(narrow.all_of, rare.all_of, most=_HOST_LENGTH)
     elif name == "email":
         narrow = Text(narrow.all_of, most=_HOST_LENGTH)
-    return Pattern(narrow, wide)
+    if loose == exact:
+        return Pattern(narrow, narrow)
+    return Pattern(narrow, ANY_TEXT if loose == _ANY else lambda: _text(f"^({loose})$", Reading.WIDE))

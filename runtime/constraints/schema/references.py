@@ -10,9 +10,6 @@ from urllib.parse import unquote, urljoin
 
 from palmette.errors import ConstraintError
 from palmette.runtime.constraints.schema.document import Faults, check, children, draft_of, escape, parse
-from palmette.runtime.constraints.schema.keywords import UNSAID
-
-_PLAIN = {"validation", "applicator", "unevaluated"}
 
 
 class Resource:
@@ -65,7 +62,9 @@ class References:
             draft = (custom and draft_of(custom, 2020)) or 2020
         if draft == 3:
             raise ConstraintError(
-                "schemas of draft 3 cannot be enforced", pointer=f"{prefix}/$schema", hint="write it in draft 4 or later"
+                "schemas of draft 3 cannot be enforced",
+                pointer=f"{prefix}/$schema",
+                hint="write it in draft 4 or later",
             )
         named = check(document, prefix, draft, self._faults, self._deadline)
         resource = Resource(uri, document, prefix, draft, prefix)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -14,9 +14,10 @@ from palmette.runtime.constraints.schema.algebra import (
     besides,
     only,
 )
+from palmette.runtime.constraints.schema.conditions import Scope
 from palmette.runtime.constraints.schema.document import escape
 from palmette.runtime.constraints.schema.evaluated import Ways
-from palmette.runtime.constraints.schema.graph import Scope
+from palmette.runtime.constraints.schema.keywords import words
 from palmette.runtime.constraints.schema.names import classes, outside
 from palmette.runtime.constraints.schema.patterns import Pattern, read_format
 from palmette.runtime.constraints.schema.references import Site
@@ -31,7 +32,7 @@ from palmette.runtime.constraints.schema.shapes import (
     Strings,
     Text,
 )
-from palmette.runtime.constraints.schema.values import ARRAY, NUMBER, OBJECT, STRING, canonical
+from palmette.runtime.constraints.schema.values import ARRAY, NUMBER, OBJECT, STRING
 
 _SLOTS = {
     "null": (0,),
@@ -42,12 +43,10 @@ _SLOTS = {
     "object": (OBJECT,),
 }
 _ONE = (Fraction(1),)
-_NUMBER_WORDS = frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"])
-_STRING_WORDS = frozenset(["minLength", "maxLength", "pattern", "format"])
-_ARRAY_WORDS = frozenset(["items", "prefixItems", "additionalItems", "minItems", "maxItems", "contains", "uniqueItems"])
-_OBJECT_WORDS = frozenset(
-    ["properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties"]
-)
+_NUMBER_WORDS = words("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf")
+_STRING_WORDS = words("minLength maxLength pattern format")
+_ARRAY_WORDS = words("items prefixItems additionalItems minItems maxItems contains uniqueItems")
+_OBJECT_WORDS = words("properties patternProperties additionalProperties required minProperties maxProperties")
 _UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
 
 
@@ -355,9 +354,11 @@ class Reader(Ways):
         if "maxProperties" in view:
             shapes.append(Entries({}, {}, least=view["maxProperties"] + 1))
         named = self._named(view, site, scope)
+        denying: dict[str, Entries] = {}
         for name, node in named.items():
             if (other := self.opposite(node)) != NOTHING_NODE:
-                shapes.append(Entries({name: other}, {name: None}))
+                denying[name] = Entries({name: other}, {name: None})
+        shapes += denying.values()
         patterns = self._by_pattern(view, site, scope)
         for _, pattern, node in patterns:
             if (other := self.opposite(node)) != NOTHING_NODE:
@@ -368,13 +369,15 @@ class Reader(Ways):
             for missing in [needed] if isinstance(needed, str) else needed:
                 if missing != name:
                     shapes.append(Entries({name: ANYTHING_NODE, missing: NOTHING_NODE}, {name: None}))
-        # A tag, which says of what kind the object is, holds in all the cases but its own: objects of another kind then
-        # meet one case, not all of them.
+        # A tag, which says of what kind the object is, holds in all the cases but its own and those of earlier tags:
+        # objects of another kind then meet one case, not all of them.
+        settled: list[Entries] = []
         for name, value in view.get("properties", {}).items():
             if isinstance(value, dict) and ("const" in value or "enum" in value):
+                settled += [denying[name]] if name in denying else []
                 for shape in shapes:
-                    if name not in shape.members:
-                        shape.members[name] = named[name]
+                    if not any(shape is other for other in settled):
+                        shape.members.setdefault(name, named[name])
         yield only(OBJECT, *shapes)
         if "additionalProperties" in view:
             rest = self._below(view, site, scope, "additionalProperties", ANYTHING_NODE)
@@ -389,7 +392,3 @@ class Reader(Ways):
     def targets(self, view: dict[str, Any], site: Site, scope: Scope) -> list[Node]:
         """The nodes of the subschemas that the references of this one lead to."""
         return [self.site_node(target, scope) for target in self.target_sites(view, site, scope)]
-
-
-Say = Callable[..., Union]
-__all__ = ["Reader", "canonical"]
