@@ -72,8 +72,8 @@ def read_regex(pattern: str) -> Language:
 
 
 def read_search(pattern: str, reading: Reading, *, conditions: bool = False) -> Language:
-    """The texts in which the pattern is found, as JSON Schema asks; `$` is the very end. conditions: whether look-aheads
-    and word boundaries may become conditions; they are refused otherwise."""
+    """The texts in which the pattern is found, as JSON Schema asks; `$` is the very end. conditions: whether
+    look-aheads and word boundaries may become conditions; they are refused otherwise."""
     return _read(pattern, reading, "find" if conditions else "search")
 
 
@@ -115,8 +115,8 @@ def _read(pattern: str, reading: Reading, mode: str) -> Language:
 
 
 def _language(node: Node, mode: str) -> Language:
-    """mode: "whole", "search", "find" (the same, with conditions), or "ahead" for the body of a look-ahead, which matches
-    at the start of the text."""
+    """mode: "whole", "search", "find" (the same, with conditions), or "ahead" for the body of a look-ahead, which
+    matches at the start of the text."""
     branches: list[Branch] = []
     todo: list[list[Node]] = [[node]]
     while todo:

@@ -12,11 +12,9 @@ from time import monotonic
 from typing import Any
 
 from palmette.errors import ConstraintError
-from palmette.runtime.constraints.schema import texts
 from palmette.runtime.constraints.schema.names import meet
 from palmette.runtime.constraints.schema.numbers import meet_numbers
 from palmette.runtime.constraints.schema.shapes import (
-    ANY_TEXT,
     ANYTHING_NODE,
     NOTHING_NODE,
     Arrays,
@@ -27,10 +25,16 @@ from palmette.runtime.constraints.schema.shapes import (
     Strings,
     Text,
 )
+from palmette.runtime.constraints.schema.unions import (
+    FULL,
+    OPEN,
+    Classes,
+    Entries,
+    Slot,
+    Union,
+)
 from palmette.runtime.constraints.schema.values import ARRAY, NUMBER, OBJECT, STRING
 
-Classes = tuple[tuple[Text, Node], ...]
-OPEN: Classes = ((ANY_TEXT, ANYTHING_NODE),)
 # Up to so many objects in a union are compared with each other, so that none lies within another.
 _COMPARED = 64
 
@@ -43,84 +47,6 @@ class Budget:
     nodes: int = 100_000
     shapes: int = 200_000
     alternatives: int = 2_000
-
-
-class Entries:
-    """Objects (shapes.Objects), with members by name. order: the names that a schema lists, in its order; a required
-    name is always among the members; what `others` say holds for names that are no members."""
-
-    __slots__ = ("least", "members", "most", "order", "others", "required", "some")
-
-    def __init__(
-        self,
-        members: dict[str, Node],
-        required: dict[str, None],
-        *,
-        order: tuple[str, ...] = (),
-        others: Classes = OPEN,
-        least: int = 0,
-        most: int | None = None,
-        some: Classes = (),
-    ) -> None:
-        self.members = members
-        self.required = required
-        self.order = order
-        self.others = others
-        self.least = least
-        self.most = most
-        self.some = some
-
-    def value(self, name: str) -> Node:
-        """The node of the values that the property may have."""
-        found = self.members.get(name)
-        return found if found is not None else self.other(name)
-
-    def other(self, name: str) -> Node:
-        for text, node in self.others:
-            if text is ANY_TEXT or texts.contains(text, name):
-                return node
-        return NOTHING_NODE
-
-    def signature(self) -> tuple[Any, ...]:
-        return (
-            frozenset(self.members.items()),
-            frozenset(self.required),
-            tuple((id(t) if t.only is None else t.only, n) for t, n in self.others),
-            self.least,
-            self.most,
-            tuple((id(t) if t.only is None else t.only, n) for t, n in self.some),
-        )
-
-
-ANY_NUMBERS, ANY_STRINGS, ANY_ARRAYS = Numbers(), Strings(), Arrays()
-ANY_ENTRIES = Entries({}, {})
-_Slot = tuple[Any, ...]
-# The shapes of each type (values.NULL ...).
-Union = tuple[_Slot, _Slot, _Slot, _Slot, _Slot, _Slot, _Slot]
-FULL: Union = (
-    (Fixed("null"),),
-    (Fixed("true"),),
-    (Fixed("false"),),
-    (ANY_NUMBERS,),
-    (ANY_STRINGS,),
-    (ANY_ARRAYS,),
-    (ANY_ENTRIES,),
-)
-EMPTY: Union = ((), (), (), (), (), (), ())
-
-
-def only(slot: int, *shapes: Any) -> Union:
-    """The union of these shapes of one type."""
-    return (*EMPTY[:slot], shapes, *EMPTY[slot + 1 :])  # type: ignore[return-value]
-
-
-def besides(slot: int, *shapes: Any) -> Union:
-    """These shapes of one type, and all values of the other types."""
-    return (*FULL[:slot], shapes, *FULL[slot + 1 :])  # type: ignore[return-value]
-
-
-def size(union: Union) -> int:
-    return sum(map(len, union))
 
 
 class Algebra:
@@ -189,7 +115,7 @@ class Algebra:
             return unions[0]
         return tuple(self._join(slot, [u[slot] for u in unions]) for slot in range(7))  # type: ignore[return-value]
 
-    def _join(self, slot: int, parts: list[_Slot]) -> _Slot:
+    def _join(self, slot: int, parts: list[Slot]) -> Slot:
         parts = [part for part in parts if part]
         if not parts:
             return ()
@@ -207,7 +133,7 @@ class Algebra:
             return a
         return tuple(map(self._meet, range(7), a, b))  # type: ignore[return-value]
 
-    def _meet(self, slot: int, a: _Slot, b: _Slot) -> _Slot:
+    def _meet(self, slot: int, a: Slot, b: Slot) -> Slot:
         if not a or not b or a is b:
             return a if a is b else ()
         full = FULL[slot]
@@ -218,17 +144,17 @@ class Algebra:
         meet = (self._fixed, self._fixed, self._fixed, meet_numbers, self._strings, self._arrays, self._objects)[slot]
         self.tick(len(a) * len(b))
         if slot == OBJECT and len(a) + len(b) > 2:
-            found = self._meet_objects(a, b)
+            found: list[Any] = self._meet_objects(a, b)
         else:
             found = [shape for x in a for y in b if (shape := meet(x, y)) is not None]
         if len(found) < 2:
             return tuple(found)
-        found = self._tidy(slot, found)
-        if len(found) > self.budget.alternatives:
+        tidy = self._tidy(slot, found)
+        if len(tidy) > self.budget.alternatives:
             raise over(f"more than {self.budget.alternatives:,} alternatives for one value")
-        return found
+        return tidy
 
-    def _meet_objects(self, a: _Slot, b: _Slot) -> list[Entries]:
+    def _meet_objects(self, a: Slot, b: Slot) -> list[Entries]:
         """What lies within one shape of the other side wholly need not be cut by the others: that keeps the opposites
         of many alternatives from multiplying."""
         found = []
@@ -242,7 +168,7 @@ class Algebra:
                     found.append(shape)
         return [*found, *(y for y, kept in zip(b, whole, strict=True) if kept)]
 
-    def _tidy(self, slot: int, shapes: list[Any]) -> _Slot:
+    def _tidy(self, slot: int, shapes: list[Any]) -> Slot:
         """The union of the shapes, where that is easily seen in fewer of them."""
         if slot == STRING:
             # Also where one is a part of another: but that costs more than it saves.

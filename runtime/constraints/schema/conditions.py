@@ -11,13 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from palmette.errors import ConstraintError
-from palmette.runtime.constraints.schema.algebra import (
-    EMPTY,
-    FULL,
-    Algebra,
-    Budget,
-    Union,
-)
+from palmette.runtime.constraints.schema.algebra import Algebra, Budget
 from palmette.runtime.constraints.schema.document import Faults, escape
 from palmette.runtime.constraints.schema.keywords import (
     ANNOTATION,
@@ -41,15 +35,16 @@ from palmette.runtime.constraints.schema.shapes import (
     NOTHING_NODE,
     Node,
 )
+from palmette.runtime.constraints.schema.unions import EMPTY, FULL, Union
 from palmette.runtime.constraints.schema.values import canonical
 
 Scope = tuple[str, ...]
 # A key that makes vanishes() follow required parts so many levels down.
 _LOOK_AHEAD = 4
 _NOT_VALIDATION = words(
-    "$ref $dynamicRef $recursiveRef properties patternProperties additionalProperties items prefixItems additionalItems "
-    "contains propertyNames allOf anyOf oneOf not if then else dependentSchemas unevaluatedProperties unevaluatedItems "
-    "dependencies"
+    "$ref $dynamicRef $recursiveRef properties patternProperties additionalProperties items prefixItems "
+    "additionalItems contains propertyNames allOf anyOf oneOf not if then else dependentSchemas dependencies "
+    "unevaluatedProperties unevaluatedItems"
 )
 _SCALAR = words(
     "type enum const minLength maxLength pattern format minimum maximum exclusiveMinimum exclusiveMaximum multipleOf "

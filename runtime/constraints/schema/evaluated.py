@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
-from palmette.runtime.constraints.schema.algebra import EMPTY, Budget, Union
+from palmette.runtime.constraints.schema.algebra import Budget
 from palmette.runtime.constraints.schema.conditions import Busy, Scope
 from palmette.runtime.constraints.schema.document import Faults
 from palmette.runtime.constraints.schema.graph import MOST_CASES, Graph
 from palmette.runtime.constraints.schema.references import References, Site
 from palmette.runtime.constraints.schema.shapes import ANYTHING_NODE, NOTHING_NODE, Node
+from palmette.runtime.constraints.schema.unions import EMPTY, Union
 
 
 class Evaluated(NamedTuple):

@@ -11,7 +11,6 @@ from itertools import product
 from typing import Any
 
 from palmette.runtime.constraints.schema import texts
-from palmette.runtime.constraints.schema.algebra import Entries, Union
 from palmette.runtime.constraints.schema.conditions import Busy
 from palmette.runtime.constraints.schema.graph import Graph
 from palmette.runtime.constraints.schema.names import is_empty
@@ -27,6 +26,7 @@ from palmette.runtime.constraints.schema.shapes import (
     Strings,
     Text,
 )
+from palmette.runtime.constraints.schema.unions import Entries, Union
 
 _MOST_CONTAINS = 5
 _MOST_SOME = 8
@@ -140,10 +140,11 @@ class Finite:
         limit = limit if shape.most is None else min(limit, shape.most)
         counts = {(0,) * len(asked)}
         for length in range(limit + 1):
-            if length >= shape.least and any(
+            enough = any(
                 all(n >= c.least and (c.most is None or n <= c.most) for n, c in zip(found, asked, strict=True))
                 for found in counts
-            ):
+            )
+            if length >= shape.least and enough:
                 return True
             if length == limit:
                 break
@@ -160,8 +161,8 @@ class Finite:
                 for found in counts
                 for chosen in can
             }
-            if after == counts and length >= shape.least and length >= len(shape.prefix):
-                return False
+            if after == counts and length >= len(shape.prefix):
+                return enough  # and so it stays, whatever the length
             counts = after
             self.graph.tick()
         return False

@@ -7,7 +7,6 @@ from fractions import Fraction
 from typing import Any
 
 from palmette.runtime.constraints.schema import texts
-from palmette.runtime.constraints.schema.algebra import EMPTY, FULL, OPEN, Classes, Entries, Union, besides, only
 from palmette.runtime.constraints.schema.conditions import Conditions, Scope
 from palmette.runtime.constraints.schema.names import meet, minus
 from palmette.runtime.constraints.schema.patterns import Pattern
@@ -23,6 +22,7 @@ from palmette.runtime.constraints.schema.shapes import (
     Strings,
     Text,
 )
+from palmette.runtime.constraints.schema.unions import EMPTY, FULL, OPEN, Classes, Entries, Union, besides, only
 from palmette.runtime.constraints.schema.values import ARRAY, NUMBER, OBJECT, STRING, kind
 
 # What makes 2**n cases may be so many.
@@ -50,7 +50,8 @@ class Graph(Conditions):
             shape = Entries({what[1]: ANYTHING_NODE}, {what[1]: None})
             return only(OBJECT, shape) if holds else besides(OBJECT, self.without([what[1]]))
         if tag == "others":
-            return self.others(*what[1:], holds)
+            names, patterns, node = what[1:]
+            return self.others(names, patterns, node, holds)
         if tag == "rest":
             count, node = what[1:]
             if holds:

@@ -1,4 +1,4 @@
-"""Every keyword of JSON Schema drafts 4 to 2020-12: what its value must be, which drafts know it, what becomes of it."""
+"""Every keyword of JSON Schema drafts 4 to 2020-12: what its value must be, who knows it, and what becomes of it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 from palmette.errors import ConstraintError
 from palmette.runtime.constraints.determinize import TooLarge
 from palmette.runtime.constraints.schema import texts
-from palmette.runtime.constraints.schema.algebra import FULL, Budget, Entries, over
+from palmette.runtime.constraints.schema.algebra import Budget, over
 from palmette.runtime.constraints.schema.conditions import Busy
 from palmette.runtime.constraints.schema.document import Faults, parse, too_deep
 from palmette.runtime.constraints.schema.finite import Finite
@@ -32,6 +32,7 @@ from palmette.runtime.constraints.schema.shapes import (
     Text,
 )
 from palmette.runtime.constraints.schema.sites import Reader
+from palmette.runtime.constraints.schema.unions import FULL, Entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ class Reading:
 def normal_form(
     text: str, *, documents: Mapping[str, Any] | None = None, formats: bool = True, budget: Budget | None = None
 ) -> Normal:
-    """The schema's normal form. documents: those that references may lead to, by URI. formats: whether `format` asserts.
+    """The schema's normal form. documents: those that references may lead to, by URI. formats: whether `format` asserts
+    (formats that no draft knows never do).
 
     ConstraintError, with all faults that were found (each with its JSON pointer), for what is no schema, cannot be
     enforced exactly, has no valid value, or takes more than the budget.

@@ -1,4 +1,4 @@
-"""Where the references of a schema lead: in its own document, in those the caller gives, in the standard meta-schemas."""
+"""Where references lead: within the schema's own document, to those the caller gives, to the standard meta-schemas."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class References:
             return inside
         uri = join(inside.uri, own).partition("#")[0]
         draft = draft_of(here, inside.draft)
-        found = Resource(uri, here, where, inside.draft if draft in (None, 3) else draft, inside.prefix)  # type: ignore[arg-type]
+        found = Resource(uri, here, where, inside.draft if draft in (None, 3) else draft, inside.prefix)
         found.asserts = inside.asserts
         self._resources.setdefault(uri, found)
         self._resource_at[where] = found
@@ -173,7 +173,8 @@ class References:
             elif isinstance(here, list) and part.isdecimal() and int(part) < len(here):
                 here = here[int(part)]
             else:
-                return self._nowhere(ref, at)
+                self._nowhere(ref, at)
+                return None
             where = f"{where}/{escape(part)}"
             resource = self._resource_at.get(where, resource)
         if not isinstance(here, dict | bool):
@@ -207,7 +208,7 @@ def _standard(uri: str) -> Any:
     """A meta-schema of json-schema.org."""
     if not uri.startswith(("http://json-schema.org/", "https://json-schema.org/")):
         return None
-    from jsonschema_specifications import REGISTRY
+    from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 
     for name in (uri, uri + "#"):
         if name in REGISTRY:

@@ -6,14 +6,6 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
-from palmette.runtime.constraints.schema.algebra import (
-    EMPTY,
-    FULL,
-    Entries,
-    Union,
-    besides,
-    only,
-)
 from palmette.runtime.constraints.schema.conditions import Scope
 from palmette.runtime.constraints.schema.document import escape
 from palmette.runtime.constraints.schema.evaluated import Ways
@@ -32,6 +24,7 @@ from palmette.runtime.constraints.schema.shapes import (
     Strings,
     Text,
 )
+from palmette.runtime.constraints.schema.unions import EMPTY, FULL, Entries, Union, besides, only, size
 from palmette.runtime.constraints.schema.values import ARRAY, NUMBER, OBJECT, STRING
 
 _SLOTS = {
@@ -251,12 +244,34 @@ class Reader(Ways):
     def _overlaps(self, nodes: list[Node]) -> list[list[int]]:
         unions = [self.expand(node) for node in nodes]
         found: list[list[int]] = [[] for _ in nodes]
+        if self._tagged(unions):
+            return found
         for i in range(len(nodes)):
             for j in range(i):
                 if not self.unions_apart(unions[i], unions[j]):
                     found[i].append(j)
                     found[j].append(i)
         return found
+
+    def _tagged(self, unions: list[Union]) -> bool:
+        """Whether all are objects told apart by one property, a string of its own in each."""
+        if any(size(union) != 1 or len(union[OBJECT]) != 1 for union in unions):
+            return False
+        shapes = [union[OBJECT][0] for union in unions]
+        for name in shapes[0].required if shapes else ():
+            values: set[str] = set()
+            for shape in shapes:
+                if name not in shape.required or not self.is_plain(shape.members[name]):
+                    break
+                tag = self.expand(shape.members[name])
+                only_strings = size(tag) == 1 == len(tag[STRING])
+                own = tag[STRING][0].text.only if only_strings else None
+                if own is None or not values.isdisjoint(own):
+                    break
+                values |= own
+            else:
+                return True
+        return False
 
     # -- what fails
 
