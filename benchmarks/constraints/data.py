@@ -13,7 +13,10 @@ from palmette.errors import ArgumentError
 
 # MaskBench's splits that are schemas of people, as JSONSchemaBench has them.
 REAL = frozenset(
-    ["Github_trivial", "Github_easy", "Github_medium", "Github_hard", "Github_ultra", "Glaiveai2K", "Kubernetes", "JsonSchemaStore", "Snowplow", "WashingtonPost"]
+    [
+        *("Github_trivial", "Github_easy", "Github_medium", "Github_hard", "Github_ultra"),
+        *("Glaiveai2K", "Kubernetes", "JsonSchemaStore", "Snowplow", "WashingtonPost"),
+    ]
 )
 
 

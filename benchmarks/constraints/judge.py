@@ -22,8 +22,8 @@ from palmette.runtime.constraints.vocabulary import Vocabulary
 @dataclass
 class Tally:
     """Of the cases of one part. Names of cases where a list; accepted: an invalid instance was, of which in `disputed`
-    jsonschema holds it for valid too; rejected: a valid one was; order: with its keys in another order it was not; right: all
-    tests right as they stand. compiles and masks: seconds."""
+    jsonschema holds it for valid too; rejected: a valid one was; order: with its keys in another order it was not;
+    right: all tests right as they stand. compiles and masks: seconds."""
 
     cases: int = 0
     compiled: int = 0

@@ -222,12 +222,12 @@ def _branch(items: list[Node], mode: str) -> Branch:
 
 
 def _shortened(body: Node, edge: int) -> list[Node]:
-    """The items of `body`, with the repeat at the edge (0: the first, -1: the last) made as short as it may be: anything
+    """The items of `body`, with the repeat at the edge (0: the first, -1: the last) as short as it may be: anything
     stands beyond it, which takes in the rest."""
     items = _splice([body])
     while items and isinstance(item := items[edge], Repeat):
         if item.least:
-            items[edge] = Repeat(item.body, item.least, item.least, "", item.at)
+            items[edge] = item.body if item.least == 1 else Repeat(item.body, item.least, item.least, "", item.at)
             break
         del items[edge]
     return items

@@ -7,6 +7,7 @@ is `&` and `~` of what is written, and no name slips through under another spell
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -17,6 +18,7 @@ from palmette.runtime.constraints.schema.shapes import Text
 
 _SHORT = {0x08: "b", 0x09: "t", 0x0A: "n", 0x0C: "f", 0x0D: "r", 0x22: '"', 0x2F: "/", 0x5C: "\\"}
 _RAW = charset([(0x20, 0x21), (0x23, 0x5B), (0x5D, 0x10FFFF)])
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NONE = r"[^\x{0}-\x{10FFFF}]"
 # Of a string of which nothing is asked, any character may be written \uXXXX, but for halves of surrogate pairs.
 ANY_STRING = (
@@ -26,12 +28,12 @@ ANY_STRING = (
 
 def literal(text: str) -> str:
     """A Lark string that stands for `text` as it is."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
+    return json.dumps(text, ensure_ascii=False)
 
 
 def written(text: str) -> str:
-    """The one way in which a given string is written, quotes included."""
-    return json.dumps(text, ensure_ascii=False)
+    """The one way in which a given string is written, quotes included. Half of a surrogate pair has only an escape."""
+    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def terminal(text: Text) -> str:
