@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Protocol
 
 import numpy as np
 
-from palmette.runtime.constraints.trie import ByteTrie, ranges
+from palmette.runtime.constraints.trie import ByteTrie
 
 
 class Automaton(Protocol):
@@ -36,75 +37,12 @@ class Automaton(Protocol):
         """The fewest bytes that lead to a final state; of equally few, readable ones."""
         ...
 
-
-def _readable_first() -> list[int]:
-    """The bytes, those that read well and need no escape in JSON first."""
-    plain = [b for b in range(0x20, 0x7F) if chr(b).isalnum()]
-    other = [b for b in range(0x20, 0x7F) if b not in plain and b not in b'"\\']
-    return list(dict.fromkeys([*plain, *other, *range(0x80, 0x100), *range(256)]))
+    def row_key(self, state: int, length: int) -> tuple[object, ...]:
+        """Equal for states, of any automata, from which the same texts of up to `length` bytes can be gone on with."""
+        ...
 
 
-_READABLE = np.array(_readable_first())
-
-
-class TableAutomaton:
-    """A table with one column for each class of bytes that no state tells apart."""
-
-    def __init__(self, table: np.ndarray, final: np.ndarray, start: int = 0) -> None:
-        """table: int32 [states, 256], -1 where there is no step; final: bool [states]. The start must be alive."""
-        columns = [table[:, byte] for byte in range(256)]
-        classes: dict[bytes, int] = {}
-        self._class = np.array([classes.setdefault(column.tobytes(), len(classes)) for column in columns], np.int32)
-        _, first = np.unique(self._class, return_index=True)
-        self._table = np.ascontiguousarray(table[:, first], np.int32)
-        self._final = final
-        self._distance: np.ndarray | None = None
-        self.start = start
-        self.nbytes = self._table.nbytes + self._class.nbytes + final.nbytes
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def step(self, state: int, byte: int) -> int:
-        return int(self._table[state, self._class[byte]])
-
-    def steps(self, states: np.ndarray, bytes_: np.ndarray) -> np.ndarray:
-        return self._table[states, self._class[bytes_]]
-
-    def final(self, state: int) -> bool:
-        return bool(self._final[state])
-
-    def exits(self, state: int) -> np.ndarray:
-        return np.flatnonzero(self._table[state, self._class] >= 0)
-
-    def shortest_end(self, state: int) -> bytes:
-        if self._distance is None:
-            self._distance = self._distances()
-        out = bytearray()
-        while left := int(self._distance[state]):
-            after = self._table[state, self._class[_READABLE]]
-            nearer = (after >= 0) & (self._distance[after] == left - 1)
-            byte = int(_READABLE[np.argmax(nearer)])
-            out.append(byte)
-            state = self.step(state, byte)
-        return bytes(out)
-
-    def _distances(self) -> np.ndarray:
-        """Bytes from each state to the nearest final one, breadth first over the steps read backwards; int32."""
-        source, column = np.nonzero(self._table >= 0)
-        target = self._table[source, column]
-        order = np.argsort(target, kind="stable")
-        source, target = source[order], target[order]
-        every = np.arange(len(self._table))
-        lo, hi = np.searchsorted(target, every), np.searchsorted(target, every, "right")
-        distance = np.where(self._final, 0, -1).astype(np.int32)
-        level, far = np.flatnonzero(self._final), 0
-        while len(level):
-            far += 1
-            before = source[ranges(lo[level], hi[level])[0]]
-            level = np.unique(before[distance[before] < 0])
-            distance[level] = far
-        return distance
+_numbers = count()
 
 
 class TrieAutomaton:
@@ -115,6 +53,7 @@ class TrieAutomaton:
     def __init__(self, strings: list[bytes]) -> None:
         self._trie = ByteTrie([(s, i) for i, s in enumerate(dict.fromkeys(strings))])
         self._distance: np.ndarray | None = None
+        self._number = next(_numbers)
         self.nbytes = self._trie.nbytes
 
     def step(self, state: int, byte: int) -> int:
@@ -138,6 +77,9 @@ class TrieAutomaton:
             state = lo + int(np.argmin(self._distance[lo:hi]))
             out.append(int(self._trie.byte[state]))
         return bytes(out)
+
+    def row_key(self, state: int, length: int) -> tuple[object, ...]:
+        return ("choices", self._number, state)
 
     def _distances(self) -> np.ndarray:
         """Bytes from each node to the nearest end below it, level by level from the deepest; int32."""
@@ -173,21 +115,3 @@ def forced_run(automaton: Automaton, state: int, limit: int = 4096) -> tuple[byt
         run.append(int(exits[0]))
         state = automaton.step(state, int(exits[0]))
     return bytes(run), state
-
-
-def allowed_tokens(automaton: Automaton, state: int, trie: ByteTrie, node: int = 0) -> np.ndarray:
-    """Ids of the strings of `trie` below `node` whose remaining bytes the automaton can take from `state`.
-
-    Both are walked together, breadth first, and what the automaton refuses is pruned with all that is below it
-    (CONSTRAINTS.md §4.3). The strings that end at `node` itself are not among them.
-    """
-    nodes, states = np.array([node]), np.array([state])
-    found = []
-    while len(nodes):
-        child, owner = ranges(trie.lo[nodes], trie.hi[nodes])
-        to = automaton.steps(states[owner], trie.byte[child])
-        alive = to >= 0
-        nodes, states = child[alive], to[alive]
-        first, last = trie.end_lo[nodes], trie.end_hi[nodes]
-        found.append(trie.ends[ranges(first, last)[0]])
-    return np.concatenate(found)

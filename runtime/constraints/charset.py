@@ -72,10 +72,6 @@ def intersection(a: CharSet, b: CharSet) -> CharSet:
     return tuple(out)
 
 
-def size(chars: CharSet) -> int:
-    return sum(hi - lo + 1 for lo, hi in chars)
-
-
 @lru_cache(maxsize=3)
 def _unicode_class(letter: str) -> CharSet:
     tests: dict[str, Callable[[str], bool]] = {

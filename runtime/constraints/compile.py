@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import count
 from threading import Lock
 from time import monotonic
 
@@ -14,8 +13,9 @@ import llguidance
 from palmette.errors import ConstraintError
 from palmette.runtime.constraints import json_schema, llg
 from palmette.runtime.constraints.automaton import TrieAutomaton
+from palmette.runtime.constraints.automaton_characters import build
 from palmette.runtime.constraints.automaton_matcher import AutomatonConstraint, RowCache
-from palmette.runtime.constraints.determinize import TooLarge, build
+from palmette.runtime.constraints.determinize import TooLarge
 from palmette.runtime.constraints.matcher import CompiledConstraint
 from palmette.runtime.constraints.regex_language import Language, read_regex
 from palmette.runtime.constraints.regex_rust import rust_regex
@@ -136,7 +136,6 @@ class ConstraintCompiler:
         self._timeout = timeout
         self._limit = cache_bytes // 2
         self._rows = RowCache(cache_bytes - self._limit)
-        self._numbers = count()
         self._lock = Lock()
         self._tokenizer_lock = Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
@@ -209,15 +208,13 @@ class ConstraintCompiler:
             self._remove(constraint)
 
     def _remove(self, constraint: Constraint) -> None:
-        future = self._kept.pop(constraint)
+        self._kept.pop(constraint)
         self._nbytes -= self._sizes.pop(constraint)
-        if future.done() and future.exception() is None and isinstance(gone := future.result(), AutomatonConstraint):
-            self._rows.drop(gone.number)
 
     def _compile(self, constraint: Constraint, deadline: float) -> CompiledConstraint:
         if constraint.kind == "choices":
             automaton = TrieAutomaton([option.encode() for option in _options(constraint)])
-            return AutomatonConstraint(automaton, self.vocabulary, self._rows, next(self._numbers))
+            return AutomatonConstraint(automaton, self.vocabulary, self._rows)
         if constraint.kind == "regex":
             return self._regex(constraint, read_regex(_text(constraint)), deadline)
         if constraint.kind in ("json_schema", "grammar"):
@@ -227,21 +224,18 @@ class ConstraintCompiler:
 
     def _regex(self, constraint: Constraint, language: Language, deadline: float) -> CompiledConstraint:
         rust = rust_regex(language)
-        if rust is None or not language.wide_repeats:
-            try:
-                automaton = build(language, max_states=_MAX_STATES, deadline=deadline)
-                return AutomatonConstraint(automaton, self.vocabulary, self._rows, next(self._numbers))
-            except ValueError as error:
-                raise ConstraintError(
-                    "no text matches the regex", hint="its look-aheads contradict the rest"
+        try:
+            automaton = build(language, max_states=_MAX_STATES, deadline=deadline)
+            return AutomatonConstraint(automaton, self.vocabulary, self._rows)
+        except ValueError as error:
+            raise ConstraintError("no text matches the regex", hint="its look-aheads contradict the rest") from error
+        except TooLarge as error:
+            if rust is None:
+                kind = Expired if error.expired else ConstraintError
+                raise kind(
+                    f"the regex needs more than {error.limit}",
+                    hint="shorten its counted repeats, or leave out look-aheads and word boundaries",
                 ) from error
-            except TooLarge as error:
-                if rust is None:
-                    kind = Expired if error.expired else ConstraintError
-                    raise kind(
-                        f"the regex needs more than {error.limit}",
-                        hint="shorten its counted repeats, or leave out look-aheads and word boundaries",
-                    ) from error
         return self._llguidance(constraint, llguidance.LLMatcher.grammar_from_regex(rust))
 
     def _llguidance(self, constraint: Constraint, grammar: str) -> CompiledConstraint:

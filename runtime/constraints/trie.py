@@ -25,12 +25,44 @@ def ranges(lo: np.ndarray, hi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.arange(total) - first[owner] + lo[owner], owner
 
 
+_BROKEN = 8
+
+
+def _readings() -> np.ndarray:
+    """What has been read of a character after one more byte: int8 [9, 256]. 0: nothing; 1, 2, 3: so many bytes are
+    missing; 4 to 7: as 2, 2, 3, 3 after E0, ED, F0, F4, behind which fewer bytes may stand; 8: it is none."""
+    table = np.full((9, 256), _BROKEN, np.int8)
+    table[0, :0x80] = 0
+    for lo, hi, to in ((0xC2, 0xDF, 1), (0xE0, 0xEF, 2), (0xF0, 0xF4, 3)):
+        table[0, lo : hi + 1] = to
+    table[0, [0xE0, 0xED, 0xF0, 0xF4]] = (4, 5, 6, 7)
+    for at, lo, hi, to in (
+        (1, 0x80, 0xBF, 0), (2, 0x80, 0xBF, 1), (3, 0x80, 0xBF, 2), (4, 0xA0, 0xBF, 1),
+        (5, 0x80, 0x9F, 1), (6, 0x90, 0xBF, 2), (7, 0x80, 0x8F, 2),
+    ):  # fmt: skip
+        table[at, lo : hi + 1] = to
+    return table
+
+
+_READING = _readings()
+
+
+_RUNGS = (4, 8, 16, 32, 64)
+
+
+def rungs(length: int) -> tuple[int, ...]:
+    """The lengths up to which residual languages are compared, for strings of up to `length` bytes: what stands behind
+    most nodes is short, and more states are alike as far as that goes."""
+    return (*(rung for rung in _RUNGS if rung < length), max(1, length))
+
+
 class ByteTrie:
     """Built once, then read only.
 
     byte: uint8 [nodes] the byte that leads to a node; lo, hi: int32 [nodes] its children;
     end_lo, end_hi: int32 [nodes] the part of `ends` that holds the ids of the strings that end there;
-    ends: int64 [strings].
+    ends: int64 [strings]; order: int64 [strings] the ids in the order of their strings, of which
+    span_lo, span_hi: int32 [nodes] are those that begin as the node does.
     """
 
     def __init__(self, strings: Sequence[tuple[bytes, int]]) -> None:
@@ -44,6 +76,7 @@ class ByteTrie:
         bytes_, parents = [np.zeros(1, np.uint8)], [np.full(1, -1, np.int64)]
         ends, end_nodes = [ids[lengths == 0]], [np.zeros(int((lengths == 0).sum()), np.int64)]
         alive, node = np.flatnonzero(lengths > 0), np.zeros(int((lengths > 0).sum()), np.int64)
+        spans = [np.zeros(1, np.int64)], [np.full(1, len(ids))]
         total = 1
         depth = 0
         while len(alive):
@@ -54,7 +87,10 @@ class ByteTrie:
             child = np.cumsum(fresh) - 1 + total
             bytes_.append(column[fresh])
             parents.append(node[fresh])
-            total += int(fresh.sum())
+            begin = np.flatnonzero(fresh)
+            spans[0].append(alive[begin])
+            spans[1].append(alive[begin] + np.diff(begin, append=len(alive)))
+            total += len(begin)
             depth += 1
             over = lengths[alive] == depth
             ends.append(ids[alive[over]])
@@ -72,7 +108,10 @@ class ByteTrie:
         end_node = np.concatenate(end_nodes)
         self.end_lo = np.searchsorted(end_node, every, "left").astype(np.int32)
         self.end_hi = np.searchsorted(end_node, every, "right").astype(np.int32)
-        self.nbytes = sum(a.nbytes for a in (self.byte, self._edges, self.lo, self.hi, self.ends)) + 8 * total
+        self.order = ids
+        self.span_lo, self.span_hi = (np.concatenate(span).astype(np.int32) for span in spans)
+        self._signatures: tuple[np.ndarray, np.ndarray] | None = None
+        self.nbytes = sum(a.nbytes for a in (self.byte, self._edges, self.lo, self.hi, self.ends, ids)) + 16 * total
 
     def __len__(self) -> int:
         return len(self.byte)
@@ -90,6 +129,48 @@ class ByteTrie:
         edges = nodes.astype(np.int64) * 256 + bytes_
         i = np.minimum(np.searchsorted(self._edges, edges), len(self._edges) - 1)
         return np.where(self._edges[i] == edges, i + 1, -1)
+
+    @property
+    def signatures(self) -> tuple[np.ndarray, np.ndarray]:
+        """Which characters the strings have behind each node: uint64 [nodes, 3], the ASCII ones by their code, others
+        by their leading byte - 0xC2; the last bit for nodes with bytes behind them that are not UTF-8, and for all that
+        stand within a character. And how long they are: uint8 [nodes], the place in `rungs(depth)`. Made on first
+        use."""
+        if self._signatures is None:
+            self._signatures = self._sign()
+        return self._signatures
+
+    def _sign(self) -> tuple[np.ndarray, np.ndarray]:
+        broken = np.uint64(1 << 63)
+        levels = [(0, 1)]
+        while (first := int(self.lo[levels[-1][0]])) < (last := int(self.hi[levels[-1][1] - 1])):
+            levels.append((first, last))
+        # Down: what of a character has been read at each node, as in UTF-8's table of well-formed sequences.
+        reading = np.zeros(len(self.byte), np.int8)
+        edges = np.zeros((len(self.byte), 3), np.uint64)
+        for first, last in levels[:-1]:
+            child, owner = ranges(self.lo[first:last], self.hi[first:last])
+            byte, before = self.byte[child].astype(np.int64), reading[first:last][owner]
+            to = _READING[before, byte]
+            reading[child] = to
+            edges[child[to == _BROKEN], 2] = broken
+            at = before == 0
+            for word in (0, 1):
+                here = at & (byte >> 6 == word)
+                edges[child[here], word] = np.uint64(1) << (byte[here] & 63).astype(np.uint64)
+            here = at & (to > 0) & (to != _BROKEN)
+            edges[child[here], 2] = np.uint64(1) << (byte[here] - 0xC2).astype(np.uint64)
+        # Up: all that stands behind.
+        signatures = np.zeros((len(self.byte), 3), np.uint64)
+        height = np.zeros(len(self.byte), np.int32)
+        for first, last in reversed(levels[:-1]):
+            inner = np.flatnonzero(self.lo[first:last] < self.hi[first:last]) + first
+            below, end = int(self.lo[inner[0]]), int(self.hi[last - 1])
+            both = signatures[below:end] | edges[below:end]
+            signatures[inner] = np.bitwise_or.reduceat(both, self.lo[inner] - below, axis=0)
+            height[inner] = np.maximum.reduceat(height[below:end], self.lo[inner] - below) + 1
+        signatures[reading != 0, 2] |= broken
+        return signatures, np.searchsorted(rungs(self.depth), height).astype(np.uint8)
 
     def find(self, text: bytes, node: int = 0) -> int:
         """The node after all of `text`, or -1."""
