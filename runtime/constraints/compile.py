@@ -11,7 +11,7 @@ from time import monotonic
 import llguidance
 
 from palmette.errors import ConstraintError
-from palmette.runtime.constraints import json_schema, llg
+from palmette.runtime.constraints import gbnf, json_schema, llg
 from palmette.runtime.constraints.automaton import TrieAutomaton
 from palmette.runtime.constraints.automaton_characters import build
 from palmette.runtime.constraints.automaton_matcher import AutomatonConstraint, RowCache
@@ -79,6 +79,8 @@ def _llguidance_grammar(constraint: Constraint) -> str:
     text = _text(constraint)
     if not text.strip():
         raise ConstraintError("the grammar is empty", hint='give a Lark grammar with a rule named "start"')
+    if gbnf.is_gbnf(text):
+        text = gbnf.to_lark(text)
     return llguidance.LLMatcher.grammar_from_lark(text)
 
 
@@ -86,7 +88,7 @@ def _refuse(constraint: Constraint, message: str) -> ConstraintError:
     """llguidance's refusal in our words."""
     if constraint.kind == "json_schema":
         return json_schema.refusal(message, _text(constraint))
-    where = message.split(":", 1)[0] if message.startswith("at ") else ""
+    where = message.split(":", 1)[0] if message.startswith("at ") and not gbnf.is_gbnf(_text(constraint)) else ""
     return ConstraintError(
         f"the {constraint.kind} was refused: {message.strip()}",
         pointer=_position(where, _text(constraint)) if where else "",
