@@ -51,8 +51,12 @@ class TrieAutomaton:
     start = 0
 
     def __init__(self, strings: list[bytes]) -> None:
-        self._trie = ByteTrie([(s, i) for i, s in enumerate(dict.fromkeys(strings))])
-        self._distance: np.ndarray | None = None
+        unique: dict[bytes, int] = {}
+        for string in strings:
+            unique.setdefault(string, len(unique))
+        self._trie = ByteTrie(list(unique.items()))
+        self._given = np.fromiter(map(len, unique), np.int32, len(unique))
+        self._lengths: np.ndarray | None = None
         self._number = next(_numbers)
         self.nbytes = self._trie.nbytes
 
@@ -69,31 +73,21 @@ class TrieAutomaton:
         return self._trie.byte[self._trie.lo[state] : self._trie.hi[state]]
 
     def shortest_end(self, state: int) -> bytes:
-        if self._distance is None:
-            self._distance = self._distances()
+        trie = self._trie
+        order, lo, hi = trie.spans
+        if self._lengths is None:
+            # In the order of the strings, so that those below a node lie side by side.
+            self._lengths = self._given[trie.ends[order]]
+        first = int(lo[state])
+        node = int(trie.end_nodes[order[first + int(np.argmin(self._lengths[first : int(hi[state])]))]])
         out = bytearray()
-        while self._distance[state]:
-            lo, hi = int(self._trie.lo[state]), int(self._trie.hi[state])
-            state = lo + int(np.argmin(self._distance[lo:hi]))
-            out.append(int(self._trie.byte[state]))
-        return bytes(out)
+        while node != state:
+            out.append(int(trie.byte[node]))
+            node = trie.parent(node)
+        return bytes(reversed(out))
 
     def row_key(self, state: int, length: int) -> tuple[object, ...]:
         return ("choices", self._number, state)
-
-    def _distances(self) -> np.ndarray:
-        """Bytes from each node to the nearest end below it, level by level from the deepest; int32."""
-        trie = self._trie
-        distance = np.zeros(len(trie), np.int32)
-        levels = [(0, 1)]
-        while (first := int(trie.lo[levels[-1][0]])) < (last := int(trie.hi[levels[-1][1] - 1])):
-            levels.append((first, last))
-        for first, last in reversed(levels[:-1]):
-            inner = np.flatnonzero(trie.lo[first:last] < trie.hi[first:last]) + first
-            below = int(trie.lo[inner[0]])
-            nearest = np.minimum.reduceat(distance[below : int(trie.hi[last - 1])], trie.lo[inner] - below) + 1
-            distance[inner] = np.where(trie.end_lo[inner] < trie.end_hi[inner], 0, nearest)
-        return distance
 
 
 def walk(automaton: Automaton, state: int, text: bytes) -> int:

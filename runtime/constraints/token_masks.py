@@ -40,7 +40,8 @@ def allowed_tokens(automaton: Automaton, state: int, trie: ByteTrie, node: int =
             rest = signatures[nodes] & ~loops[rung[nodes], q]
             whole = (u == 0) & ~rest.any(axis=1)
             taken = nodes[whole]
-            found.append(trie.order[ranges(trie.span_lo[taken], trie.span_hi[taken])[0]])
+            order, lo, hi = trie.spans
+            found.append(trie.ends[order[ranges(lo[taken], hi[taken])[0]]])
             nodes, states = nodes[~whole], states[~whole]
         found.append(trie.ends[ranges(trie.end_lo[nodes], trie.end_hi[nodes])[0]])
         inner = trie.lo[nodes] < trie.hi[nodes]
