@@ -74,10 +74,6 @@ def intersection(a: CharSet, b: CharSet) -> CharSet:
     return tuple(out)
 
 
-def size(chars: CharSet) -> int:
-    return sum(hi - lo + 1 for lo, hi in chars)
-
-
 @lru_cache(maxsize=3)
 def _unicode_class(letter: str) -> CharSet:
     # `re` itself says it, in one pass over all characters: many times faster than asking for each.

@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import count
 from threading import Lock
 from time import monotonic
 from types import MappingProxyType
@@ -15,10 +14,11 @@ from typing import Any
 import llguidance
 
 from palmette.errors import ConstraintError
-from palmette.runtime.constraints import json_schema, llg
+from palmette.runtime.constraints import gbnf, json_schema, llg
 from palmette.runtime.constraints.automaton import TrieAutomaton
+from palmette.runtime.constraints.automaton_characters import build
 from palmette.runtime.constraints.automaton_matcher import AutomatonConstraint, RowCache
-from palmette.runtime.constraints.determinize import TooLarge, build
+from palmette.runtime.constraints.determinize import TooLarge
 from palmette.runtime.constraints.json_in_lark import with_schemas_lowered
 from palmette.runtime.constraints.matcher import CompiledConstraint
 from palmette.runtime.constraints.regex_language import Language, read_regex
@@ -84,9 +84,12 @@ def _grammar(constraint: Constraint, documents: Mapping[str, Any], seconds: floa
     text = _text(constraint)
     if not text.strip():
         raise ConstraintError("the grammar is empty", hint='give a Lark grammar with a rule named "start"')
-    text = with_schemas_lowered(
-        text, lambda schema: _normal_form(schema, documents, seconds), whitespace=constraint.whitespace
-    )
+    if gbnf.is_gbnf(text):
+        text = gbnf.to_lark(text)
+    else:
+        text = with_schemas_lowered(
+            text, lambda schema: _normal_form(schema, documents, seconds), whitespace=constraint.whitespace
+        )
     return llguidance.LLMatcher.grammar_from_lark(text)
 
 
@@ -96,7 +99,7 @@ def _normal_form(schema: str, documents: Mapping[str, Any], seconds: float) -> N
 
 def _refuse(constraint: Constraint, message: str) -> ConstraintError:
     """llguidance's refusal in our words."""
-    where = message.split(":", 1)[0] if message.startswith("at ") else ""
+    where = message.split(":", 1)[0] if message.startswith("at ") and not gbnf.is_gbnf(_text(constraint)) else ""
     return ConstraintError(
         f"the {constraint.kind} was refused: {message.strip()}",
         pointer=_position(where, _text(constraint)) if where else "",
@@ -159,7 +162,6 @@ class ConstraintCompiler:
         self._timeout = timeout
         self._limit = cache_bytes // 2
         self._rows = RowCache(cache_bytes - self._limit)
-        self._numbers = count()
         self._lock = Lock()
         self._tokenizer_lock = Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
@@ -234,15 +236,13 @@ class ConstraintCompiler:
             self._remove(constraint)
 
     def _remove(self, constraint: Constraint) -> None:
-        future = self._kept.pop(constraint)
+        self._kept.pop(constraint)
         self._nbytes -= self._sizes.pop(constraint)
-        if future.done() and future.exception() is None and isinstance(gone := future.result(), AutomatonConstraint):
-            self._rows.drop(gone.number)
 
     def _compile(self, constraint: Constraint, deadline: float) -> CompiledConstraint:
         if constraint.kind == "choices":
             automaton = TrieAutomaton([option.encode() for option in _options(constraint)])
-            return AutomatonConstraint(automaton, self.vocabulary, self._rows, next(self._numbers))
+            return AutomatonConstraint(automaton, self.vocabulary, self._rows)
         if constraint.kind == "regex":
             return self._regex(constraint, read_regex(_text(constraint)), deadline)
         if constraint.kind == "json_schema":
@@ -254,21 +254,18 @@ class ConstraintCompiler:
 
     def _regex(self, constraint: Constraint, language: Language, deadline: float) -> CompiledConstraint:
         rust = rust_regex(language)
-        if rust is None or not language.wide_repeats:
-            try:
-                automaton = build(language, max_states=_MAX_STATES, deadline=deadline)
-                return AutomatonConstraint(automaton, self.vocabulary, self._rows, next(self._numbers))
-            except ValueError as error:
-                raise ConstraintError(
-                    "no text matches the regex", hint="its look-aheads contradict the rest"
+        try:
+            automaton = build(language, max_states=_MAX_STATES, deadline=deadline)
+            return AutomatonConstraint(automaton, self.vocabulary, self._rows)
+        except ValueError as error:
+            raise ConstraintError("no text matches the regex", hint="its look-aheads contradict the rest") from error
+        except TooLarge as error:
+            if rust is None:
+                kind = Expired if error.expired else ConstraintError
+                raise kind(
+                    f"the regex needs more than {error.limit}",
+                    hint="shorten its counted repeats, or leave out look-aheads and word boundaries",
                 ) from error
-            except TooLarge as error:
-                if rust is None:
-                    kind = Expired if error.expired else ConstraintError
-                    raise kind(
-                        f"the regex needs more than {error.limit}",
-                        hint="shorten its counted repeats, or leave out look-aheads and word boundaries",
-                    ) from error
         return self._llguidance(constraint, llguidance.LLMatcher.grammar_from_regex(rust))
 
     def _json_schema(self, constraint: Constraint, deadline: float) -> CompiledConstraint:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from palmette.arguments import pattern as check
 from palmette.errors import ConstraintError
-from palmette.runtime.constraints.charset import ALL, NEWLINE, CharSet, Reading, intersection, shorthand, size, union
+from palmette.runtime.constraints.charset import ALL, NEWLINE, CharSet, Reading, intersection, shorthand, union
 from palmette.runtime.constraints.regex_syntax import (
     Alt,
     Assertion,
@@ -26,9 +26,6 @@ from palmette.runtime.constraints.regex_syntax import (
 )
 
 _MOST_BRANCHES = 1000
-# From so many repeats of so large a class on, each state has its own mask with most of the vocabulary in it.
-_WIDE_COUNT = 32
-_WIDE_CLASS = 48
 
 ANYTHING = Repeat(Chars(ALL), 0, None, "", 0)
 
@@ -51,15 +48,14 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """The union of the branches; `wide_repeats`: a table of it would have many states with wide masks."""
+    """The union of the branches."""
 
     branches: tuple[Branch, ...]
-    wide_repeats: bool = False
     # Languages are keys of caches, and the tree of one can be large: it is hashed once.
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.branches, self.wide_repeats)))
+        object.__setattr__(self, "_hash", hash(self.branches))
 
     def __hash__(self) -> int:
         return self._hash
@@ -128,8 +124,7 @@ def _language(node: Node, mode: str) -> Language:
             todo += reversed(split)
         if len(branches) + len(todo) > _MOST_BRANCHES:
             raise ConstraintError("the regex has too many anchors inside alternatives", hint="anchor the whole pattern")
-    bodies = [branch.body for branch in branches]
-    return Language(tuple(branches), any(_wide(body, 1) for body in bodies))
+    return Language(tuple(branches))
 
 
 def _splice(items: Sequence[Node]) -> list[Node]:
@@ -305,14 +300,3 @@ def _never(node: Node) -> bool:
     if isinstance(node, Alt):
         return all(map(_never, node.options))
     return isinstance(node, Repeat) and node.least > 0 and _never(node.body)
-
-
-def _wide(node: Node, times: int) -> bool:
-    if isinstance(node, Chars):
-        return times >= _WIDE_COUNT and size(node.chars) >= _WIDE_CLASS
-    if isinstance(node, Seq):
-        return any(_wide(item, times) for item in node.items)
-    if isinstance(node, Alt):
-        return any(_wide(option, times) for option in node.options)
-    assert isinstance(node, Repeat)
-    return _wide(node.body, times * max(node.least, node.most or 1, 1))

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from palmette.runtime.constraints.automaton import Automaton, TrieAutomaton
-from palmette.runtime.constraints.determinize import Characters, TooLarge, characters, to_bytes
+from palmette.runtime.constraints.automaton_characters import build
+from palmette.runtime.constraints.determinize import Characters, TooLarge
 from palmette.runtime.constraints.regex_language import Language
 
 MAX_STATES = 20_000
@@ -129,60 +130,48 @@ class _Lengths:
 class WalkingMachine:
     """The strings of a language that have `least` to `most` characters.
 
-    A state: that of the byte automaton, and where lengths are asked for the characters so far (not counted beyond
-    `least` where there is no `most`), as q + count * states.
+    A state: that of the automaton, and where lengths are asked for the characters so far (not counted beyond
+    `least` where there is no `most`), as state + count * states.
     """
 
     def __init__(self, language: Language, least: int, most: int | None) -> None:
         """ValueError when there are none; TooLarge."""
-        automaton = characters(language, max_states=MAX_STATES, deadline=monotonic() + SECONDS)
-        self._characters = automaton
-        self._bytes = to_bytes(automaton, MAX_STATES)
-        self._whole = len(automaton.table)  # states below this stand between characters
-        self._n = len(self._bytes)
+        self._bytes = build(language, max_states=MAX_STATES, deadline=monotonic() + SECONDS)
+        self._characters = automaton = self._bytes.characters
+        self._n, self._width = len(self._bytes), self._bytes.width
         self._least, self._most = least, most
         self._counted = least > 0 or most is not None
-        self._cap = least if most is None else most
         self._free: np.ndarray | None = None
-        self._gates: dict[int, list[tuple[bytes, int]]] = {}
         self._lock = Lock()
-        self.start = automaton.start
+        self.start = self._bytes.start
         if self._counted:
             self._lengths = _Lengths(automaton, most)
-            self._bits = self._lengths.bits
-            for q in range(self._whole, self._n):
-                bits = 0
-                for _, to in _exits(self._bytes, q):
-                    bits |= self._bits[to]
-                self._bits.append(bits)
             if not self._alive(self.start, 0):
                 raise ValueError("the set of strings is empty")
-            self._edges()
+            # The fewest bytes of a text of so many characters from each state on; the last entry is no state's.
+            first = np.full(len(automaton.table) + 1, _FAR, np.int32)
+            first[:-1][automaton.final] = 0
+            self._costs = [first]
+            self._pace = 0
 
-    def _edges(self) -> None:
-        """What the shortest completions are made of: per symbol its cheapest character."""
-        signs = [_sign(ranges) for ranges in self._characters.ranges]
-        self._signs = [sign.encode() for sign in signs]
-        self._sign_costs = np.array([len(sign) for sign in self._signs], np.int32)
-        first = np.full(self._whole + 1, _FAR, np.int32)
-        first[:-1][self._characters.final] = 0
-        self._costs = [first]
-        self._pace = 0
-
-    def _alive(self, q: int, count: int) -> bool:
-        done = count + (q >= self._whole)
+    def _alive(self, state: int, count: int) -> bool:
+        """state: of the byte automaton."""
+        done = count + (state % self._width > 0)
         most = None if self._most is None else self._most - done
-        return self._lengths.some(self._bits[q], max(0, self._least - done), most)
+        return any(
+            self._lengths.some(self._lengths.bits[q], max(0, self._least - done), most)
+            for _, q in self._bytes.between(state)
+        )
 
     def step(self, state: int, byte: int) -> int | None:
         if not self._counted:
             to = self._bytes.step(state, byte)
             return to if to >= 0 else None
-        count, q = divmod(state, self._n)
-        to = self._bytes.step(q, byte)
+        count, at = divmod(state, self._n)
+        to = self._bytes.step(at, byte)
         if to < 0:
             return None
-        if to < self._whole and (self._most is not None or count < self._cap):
+        if to % self._width == 0 and (self._most is not None or count < self._least):
             count += 1
         return to + count * self._n if self._alive(to, count) else None
 
@@ -192,16 +181,16 @@ class WalkingMachine:
                 yield byte, to
 
     def final(self, state: int) -> bool:
-        count, q = divmod(state, self._n)
-        return self._bytes.final(q) and (not self._counted or count >= self._least)
+        count, at = divmod(state, self._n)
+        return self._bytes.final(at) and (not self._counted or count >= self._least)
 
     def free(self, state: int) -> bool:
         if self._most is not None:
             return False
         if self._free is None:
             self._free = self._all_free()
-        q = state % self._n
-        return q < self._whole and bool(self._free[q])
+        q, u = divmod(state % self._n, self._width)
+        return u == 0 and bool(self._free[q])
 
     def _all_free(self) -> np.ndarray:
         """The states between characters from which every character leads to such a state again; bool."""
@@ -216,12 +205,12 @@ class WalkingMachine:
     def shortest(self, state: int) -> bytes:
         if not self._counted:
             return self._bytes.shortest_end(state)
-        count, q = divmod(state, self._n)
+        count, inside = divmod(state, self._n)
         best: tuple[int, bytes, int, int] | None = None
-        for begun, at in self._between(q):
+        for begun, at in self._bytes.between(inside):
             done = count + bool(begun)
             k = max(0, self._least - done)
-            if not self._alive(at, done):
+            if not self._alive(at * self._width, done):
                 continue
             while (self._most is None or k <= self._most - done) and (best is None or k + len(begun) < best[0]):
                 cost = len(begun) + int(self._cost(k)[at])
@@ -232,41 +221,25 @@ class WalkingMachine:
         _, text, at, k = best
         out = bytearray(text)
         while k:
-            ways = self._sign_costs + self._cost(k - 1)[self._characters.table[at]]
+            ways = self._bytes.spelling.costs + self._cost(k - 1)[self._characters.table[at]]
             symbol = int(np.argmin(ways))
             to = int(self._characters.table[at, symbol])
             # Where costs grow evenly, the same step is the best one again.
             times = max(1, k - len(self._costs)) if to == at and self._pace else 1
-            out += self._signs[symbol] * times
+            out += self._bytes.spelling.signs[symbol] * times
             at, k = to, k - times
         return bytes(out)
-
-    def _between(self, q: int) -> list[tuple[bytes, int]]:
-        """The states between characters that come next, each with bytes that lead to it."""
-        if q < self._whole:
-            return [(b"", q)]
-        known = self._gates.get(q)
-        if known is None:
-            nexts: dict[int, int] = {}
-            for byte, to in _exits(self._bytes, q):
-                nexts.setdefault(to, byte)
-            found: dict[int, bytes] = {}
-            for to, byte in nexts.items():
-                for rest, at in self._between(to):
-                    found.setdefault(at, bytes([byte]) + rest)
-            known = self._gates[q] = [(text, at) for at, text in found.items()]
-        return known
 
     def _cost(self, k: int) -> np.ndarray:
         """The fewest bytes of a text of k characters from each state on; int32 [states + 1], the last no state's."""
         with self._lock:
-            table, costs = self._characters.table, self._costs
+            table, signs, costs = self._characters.table, self._bytes.spelling.costs, self._costs
             while len(costs) <= k and not self._pace:
-                if (k + 1) * self._whole > _MAX_CELLS // 4:
+                if (k + 1) * len(table) > _MAX_CELLS // 4:
                     raise TooLarge(f"{_MAX_CELLS // 4:,} lengths of completions")
-                cost = np.full(self._whole + 1, _FAR, np.int32)
-                if len(self._signs):
-                    cost[:-1] = np.minimum((costs[-1][table] + self._sign_costs).min(axis=1), _FAR)
+                cost = np.full(len(table) + 1, _FAR, np.int32)
+                if len(signs):
+                    cost[:-1] = np.minimum((costs[-1][table] + signs).min(axis=1), _FAR)
                 # Once all grow by the same, they do so for good: a row follows from the one before alone.
                 more = np.unique((cost - costs[-1])[cost < _FAR])
                 if len(more) == 1 and ((cost < _FAR) == (costs[-1] < _FAR)).all():
@@ -304,12 +277,3 @@ class WalkingMachine:
                 if not entries[to]:
                     gone.append(to)
         return len(gone) < len(table)
-
-
-def _sign(ranges: list[tuple[int, int]]) -> str:
-    """The character of the ranges that has the fewest bytes, and reads well where one does."""
-    for lo, hi in ((0x61, 0x7A), (0x41, 0x5A), (0x30, 0x39), (0x23, 0x5B), (0x5D, 0x7E), (0x20, 0x21), (0, 0x10FFFF)):
-        found = [max(lo, first) for first, last in ranges if first <= hi and last >= lo]
-        if found:
-            return chr(min(found))
-    raise AssertionError("a symbol stands for some character")

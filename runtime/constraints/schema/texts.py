@@ -160,7 +160,7 @@ def language_of(t: Text) -> Language:
         conditions.append(Condition(Language((Branch(listed(t.without)),)), False))
     base = t.all_of[0] if t.all_of else Language((Branch(ANYTHING),))
     branches = (Branch(b.body, (*b.conditions, *conditions)) for b in base.branches)
-    return Language(tuple(branches), any(language.wide_repeats for language in (*t.all_of, *t.none_of)))
+    return Language(tuple(branches))
 
 
 def listed(strings: frozenset[str]) -> Node:

@@ -11,16 +11,17 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from palmette.errors import ConstraintError
-from palmette.runtime.constraints.automaton import TableAutomaton, walk
-from palmette.runtime.constraints.determinize import TooLarge, build
+from palmette.runtime.constraints.automaton import walk
+from palmette.runtime.constraints.automaton_characters import CharacterAutomaton, build
+from palmette.runtime.constraints.determinize import TooLarge
 from palmette.runtime.constraints.regex_language import read_regex
 
 
-def automaton(pattern: str) -> TableAutomaton:
+def automaton(pattern: str) -> CharacterAutomaton:
     return build(read_regex(pattern), max_states=5000, deadline=time.monotonic() + 20)
 
 
-def takes(dfa: TableAutomaton, text: str) -> bool:
+def takes(dfa: CharacterAutomaton, text: str) -> bool:
     state = walk(dfa, dfa.start, text.encode())
     return state >= 0 and dfa.final(state)
 
