@@ -90,6 +90,13 @@ class Finite:
             self.reach(node)
         return node in self.alive
 
+    def is_endless(self, node: Node) -> bool:
+        """Whether a node without a value would have one if all nodes had: only an endless one is lacking then."""
+        known, self.alive = self.alive, set(self.order)
+        found = any(map(self.has_value, _shapes(self.union(node))))
+        self.alive = known
+        return found
+
     def has_value(self, shape: Any) -> bool:
         """Whether the shape has a value made of those that are known already."""
         if isinstance(shape, Entries):

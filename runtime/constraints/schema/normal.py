@@ -138,7 +138,6 @@ class _Writer:
     def _nothing(self, node: Node) -> ConstraintError:
         """Says where it lies that there is no value."""
         seen: set[Node] = set()
-        endless = self.reader.expand(node)
         while node not in seen:
             seen.add(node)
             shapes = [shape for slot in self.reader.expand(node) for shape in slot]
@@ -147,7 +146,7 @@ class _Writer:
             members = shapes[0].members
             node = next((members[n] for n in shapes[0].required if not self.finite.lives(members[n])), node)
         pointer = self.reader.pointer(node) if node != NOTHING_NODE else ""
-        if any(endless) and node in seen and any(self.reader.expand(node)):
+        if self.finite.is_endless(node):
             return ConstraintError(
                 "no finite value satisfies the schema",
                 pointer=pointer,

@@ -24,7 +24,7 @@ from palmette.runtime.constraints.schema.shapes import (
     Strings,
     Text,
 )
-from palmette.runtime.constraints.schema.unions import EMPTY, FULL, Entries, Union, besides, only, size
+from palmette.runtime.constraints.schema.unions import EMPTY, FULL, Entries, Slot, Union, besides, only, size
 from palmette.runtime.constraints.schema.values import ARRAY, NUMBER, OBJECT, STRING
 
 _SLOTS = {
@@ -232,40 +232,50 @@ class Reader(Ways):
         return [self.child(site, scope, f"{key}/{i}", value) for i, value in enumerate(view[key])]
 
     def _exactly_one(self, nodes: list[Node]) -> Union:
-        """Each branch without those that it may share a value with."""
-        overlapping = self._overlaps(nodes)
-        found = [EMPTY]
-        for i, node in enumerate(nodes):
-            for j in overlapping[i]:
-                node = self.both(node, self.opposite(nodes[j]))
-            found.append(self.expand(node))
-        return self.join(found)
-
-    def _overlaps(self, nodes: list[Node]) -> list[list[int]]:
+        """Each branch without those that it may share a value with, type by type."""
         unions = [self.expand(node) for node in nodes]
-        found: list[list[int]] = [[] for _ in nodes]
-        if self._tagged(unions):
+        parts = [list(union) for union in unions]
+        for slot in range(7):
+            full = [i for i, union in enumerate(unions) if union[slot] and union[slot][0] is FULL[slot][0]]
+            there = [i for i, union in enumerate(unions) if union[slot]]
+            if not full:
+                overlapping = self._overlaps(slot, unions, there)
+            else:  # what is a value of one such branch is none of the others' alone
+                overlapping = {full[0]: [i for i in there if i != full[0]]} if len(full) == 1 else {}
+                for i in there:
+                    if [i] != full:
+                        parts[i][slot] = ()
+            for i, others in overlapping.items():
+                node = nodes[i]
+                for j in others:
+                    node = self.both(node, self.opposite(nodes[j]))
+                parts[i][slot] = self.expand(node)[slot]
+        return self.join([EMPTY, *(tuple(part) for part in parts)])  # type: ignore[list-item]
+
+    def _overlaps(self, slot: int, unions: list[Union], there: list[int]) -> dict[int, list[int]]:
+        """For each of `there` the others with which it may share a value of this type."""
+        found: dict[int, list[int]] = {}
+        if slot == OBJECT and self._tagged([unions[i][OBJECT] for i in there]):
             return found
-        for i in range(len(nodes)):
-            for j in range(i):
-                if not self.unions_apart(unions[i], unions[j]):
-                    found[i].append(j)
-                    found[j].append(i)
+        for i in there:
+            for j in there:
+                if j < i and not self.slots_apart(slot, unions[i][slot], unions[j][slot]):
+                    found.setdefault(i, []).append(j)
+                    found.setdefault(j, []).append(i)
         return found
 
-    def _tagged(self, unions: list[Union]) -> bool:
+    def _tagged(self, parts: list[Slot]) -> bool:
         """Whether all are objects told apart by one property, a string of its own in each."""
-        if any(size(union) != 1 or len(union[OBJECT]) != 1 for union in unions):
+        if len(parts) < 2 or any(len(part) != 1 for part in parts):
             return False
-        shapes = [union[OBJECT][0] for union in unions]
-        for name in shapes[0].required if shapes else ():
+        shapes = [part[0] for part in parts]
+        for name in shapes[0].required:
             values: set[str] = set()
             for shape in shapes:
                 if name not in shape.required or not self.is_plain(shape.members[name]):
                     break
                 tag = self.expand(shape.members[name])
-                only_strings = size(tag) == 1 == len(tag[STRING])
-                own = tag[STRING][0].text.only if only_strings else None
+                own = tag[STRING][0].text.only if size(tag) == 1 == len(tag[STRING]) else None
                 if own is None or not values.isdisjoint(own):
                     break
                 values |= own
@@ -303,10 +313,10 @@ class Reader(Ways):
                     none = self.meet(none, self.expand(self.opposite(node)))
                 yield none
                 if key == "oneOf":
-                    for i, others in enumerate(self._overlaps(nodes)):
-                        for j in others:
-                            if j < i:
-                                yield self.meet(self.expand(nodes[i]), self.expand(nodes[j]))
+                    unions = [self.expand(node) for node in nodes]
+                    for i, union in enumerate(unions):
+                        for other in unions[:i]:
+                            yield self.meet(union, other)
         if "if" in view:
             test = self._below(view, site, scope, "if", ANYTHING_NODE)
             for key, when in (("then", test), ("else", self.opposite(test))):
