@@ -64,7 +64,7 @@ def _text(pattern: str, reading: Reading) -> Text:
         branch = language.branches[0]
         return Text(
             all_of=(
-                Language((Branch(branch.body),), language.wide_repeats),
+                Language((Branch(branch.body),)),
                 *(c.language for c in branch.conditions if c.holds),
             ),
             none_of=tuple(c.language for c in branch.conditions if not c.holds),
