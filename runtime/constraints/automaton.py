@@ -36,6 +36,10 @@ class Automaton(Protocol):
         """The fewest bytes that lead to a final state; of equally few, readable ones."""
         ...
 
+    def longest_end(self) -> int:
+        """The most bytes that `shortest_end` has from any state."""
+        ...
+
 
 def _readable_first() -> list[int]:
     """The bytes, those that read well and need no escape in JSON first."""
@@ -89,6 +93,11 @@ class TableAutomaton:
             state = self.step(state, byte)
         return bytes(out)
 
+    def longest_end(self) -> int:
+        if self._distance is None:
+            self._distance = self._distances()
+        return int(self._distance.max())
+
     def _distances(self) -> np.ndarray:
         """Bytes from each state to the nearest final one, breadth first over the steps read backwards; int32."""
         source, column = np.nonzero(self._table >= 0)
@@ -138,6 +147,11 @@ class TrieAutomaton:
             state = lo + int(np.argmin(self._distance[lo:hi]))
             out.append(int(self._trie.byte[state]))
         return bytes(out)
+
+    def longest_end(self) -> int:
+        if self._distance is None:
+            self._distance = self._distances()
+        return int(self._distance.max())
 
     def _distances(self) -> np.ndarray:
         """Bytes from each node to the nearest end below it, level by level from the deepest; int32."""

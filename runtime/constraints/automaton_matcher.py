@@ -9,6 +9,7 @@ from threading import Lock
 import numpy as np
 
 from palmette.runtime.constraints.automaton import Automaton, allowed_tokens, forced_run, walk
+from palmette.runtime.constraints.closing_places import AutomatonPlace, Ends
 from palmette.runtime.constraints.endings import Endings
 from palmette.runtime.constraints.forcing import canonical
 from palmette.runtime.constraints.vocabulary import Vocabulary
@@ -56,10 +57,16 @@ class AutomatonConstraint:
         self.vocabulary = vocabulary
         self.number = number
         self._rows = rows
+        self._place: AutomatonPlace | None = None
         self.nbytes = automaton.nbytes
 
     def start(self) -> AutomatonMatcher:
         return AutomatonMatcher(self, self.automaton.start)
+
+    def place(self) -> AutomatonPlace:
+        if self._place is None:
+            self._place = AutomatonPlace(Ends(self.automaton), self.automaton.start)
+        return self._place
 
     def endings(self) -> Endings:
         return Endings(self.start(), self.vocabulary)
