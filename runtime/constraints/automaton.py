@@ -37,6 +37,10 @@ class Automaton(Protocol):
         """The fewest bytes that lead to a final state; of equally few, readable ones."""
         ...
 
+    def longest_end(self) -> int:
+        """As many bytes as `shortest_end` has at the most, from any state."""
+        ...
+
     def row_key(self, state: int, length: int) -> tuple[object, ...]:
         """Equal for states, of any automata, from which the same texts of up to `length` bytes can be gone on with."""
         ...
@@ -85,6 +89,9 @@ class TrieAutomaton:
             out.append(int(trie.byte[node]))
             node = trie.parent(node)
         return bytes(reversed(out))
+
+    def longest_end(self) -> int:
+        return int(self._given.max())
 
     def row_key(self, state: int, length: int) -> tuple[object, ...]:
         return ("choices", self._number, state)

@@ -208,6 +208,12 @@ class CharacterAutomaton:
             q = int(to[symbol])
         return bytes(out)
 
+    def longest_end(self) -> int:
+        if self._distance is None:
+            self._distance = self._distances()
+        # Within a character its last bytes come first, at most three.
+        return int(self._distance[self._distance < _FAR].max()) + 3
+
     def _distances(self) -> np.ndarray:
         """The fewest bytes from each state between characters to a final one (Dijkstra 1959, backwards); int32."""
         table, costs = self.characters.table, self.spelling.costs.tolist()

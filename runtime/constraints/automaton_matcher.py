@@ -9,6 +9,7 @@ from threading import Lock
 import numpy as np
 
 from palmette.runtime.constraints.automaton import Automaton, forced_run, walk
+from palmette.runtime.constraints.closing_places import AutomatonPlace, Ends
 from palmette.runtime.constraints.endings import Endings
 from palmette.runtime.constraints.forcing import canonical
 from palmette.runtime.constraints.token_masks import allowed_tokens
@@ -54,6 +55,7 @@ class AutomatonConstraint:
         self._rows = rows
         # Here, and not at the first mask: that one is asked for in the engine's loop.
         self._keys: dict[int, RowKey] = {automaton.start: self._key(automaton.start)}
+        self._place: AutomatonPlace | None = None
 
     @property
     def nbytes(self) -> int:
@@ -61,6 +63,11 @@ class AutomatonConstraint:
 
     def start(self) -> AutomatonMatcher:
         return AutomatonMatcher(self, self.automaton.start)
+
+    def place(self) -> AutomatonPlace:
+        if self._place is None:
+            self._place = AutomatonPlace(Ends(self.automaton), self.automaton.start)
+        return self._place
 
     def endings(self) -> Endings:
         return Endings(self.start(), self.vocabulary)

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from time import monotonic
 from types import MappingProxyType
@@ -23,6 +24,8 @@ from palmette.runtime.constraints.json_in_lark import with_schemas_lowered
 from palmette.runtime.constraints.matcher import CompiledConstraint
 from palmette.runtime.constraints.regex_language import Language, read_regex
 from palmette.runtime.constraints.regex_rust import rust_regex
+from palmette.runtime.constraints.schema.machine_graph import Unsupported
+from palmette.runtime.constraints.schema.monitor import MonitoredConstraint, schema_place
 from palmette.runtime.constraints.schema.normal import Budget, normal_form
 from palmette.runtime.constraints.schema.shapes import Normal
 from palmette.runtime.constraints.vocabulary import Vocabulary
@@ -269,19 +272,22 @@ class ConstraintCompiler:
         return self._llguidance(constraint, llguidance.LLMatcher.grammar_from_regex(rust))
 
     def _json_schema(self, constraint: Constraint, deadline: float) -> CompiledConstraint:
-        normal = _normal_form(_text(constraint), self._documents, deadline - monotonic())
+        text, whitespace = _text(constraint), constraint.whitespace
+        normal = _normal_form(text, self._documents, deadline - monotonic())
         message = ""
-        for lowered in json_schema.ways(normal, whitespace=constraint.whitespace):
+        for lowered in json_schema.ways(normal, whitespace=whitespace):
             root = self._root(lowered.grammar)
-            if not root.is_error():
-                if lowered.loose:
-                    raise ConstraintError(
-                        f"{lowered.loose[0].keyword} cannot be enforced",
-                        pointer=lowered.loose[0].pointer,
-                        hint="leave it out and check afterwards",
-                    )
-                return llg.LlgConstraint(root, lowered.grammar, self.vocabulary)
-            message = root.get_error()
+            if root.is_error():
+                message = root.get_error()
+                continue
+            if lowered.exact:
+                place = partial(schema_place, normal, whitespace=whitespace)
+                return llg.LlgConstraint(root, lowered.grammar, self.vocabulary, place)
+            grammar = llg.LlgConstraint(root, lowered.grammar, self.vocabulary)
+            try:
+                return MonitoredConstraint(grammar, normal, self.vocabulary, whitespace=whitespace)
+            except (TooLarge, Unsupported) as error:
+                raise json_schema.unwatched(text, normal, lowered.loose[0]) from error
         raise json_schema.refusal(normal, message)
 
     def _llguidance(self, constraint: Constraint, grammar: str) -> CompiledConstraint:

@@ -63,11 +63,13 @@ def _blocks(text: str) -> Iterator[_Block]:
 def _lowered(
     schema: str, read: Callable[[str], Normal], whitespace: bool, prefix: str, ignores: bool
 ) -> tuple[str, str]:
-    normal, loose = loosen(read(schema))
+    whole = read(schema)
+    normal, loose = loosen(whole)
     if loose:
+        pointers = whole.pointers[loose[0].node] if loose[0].node < len(whole.pointers) else ()
         raise ConstraintError(
             f"{loose[0].keyword} cannot be enforced inside a grammar",
-            pointer=loose[0].pointer,
+            pointer=pointers[0] if pointers else "",
             hint="leave it out, or use the schema as a constraint of its own",
         )
     whitespace = _asks_for_whitespace(schema, whitespace)

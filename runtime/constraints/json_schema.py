@@ -6,13 +6,15 @@ counts a key that comes twice as two, and reads classes in patterns as Unicode. 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import llguidance
 
 from palmette.errors import ConstraintError
-from palmette.runtime.constraints.schema.loosen import loosen
+from palmette.runtime.constraints.schema.loosen import Loose, loosen
 from palmette.runtime.constraints.schema.lower import Lowered, lower, lower_again
 from palmette.runtime.constraints.schema.lower_lark import lark_form
 from palmette.runtime.constraints.schema.shapes import Normal
@@ -35,6 +37,30 @@ def validate(normal: Normal, *, whitespace: bool) -> None:
             return
         message = messages[0]
     raise refusal(normal, message)
+
+
+def unwatched(text: str, normal: Normal, loose: Loose) -> ConstraintError:
+    """For what neither a grammar nor the monitor can see to."""
+    pointers = normal.pointers[loose.node] if loose.node < len(normal.pointers) else ()
+    document = json.loads(text)
+    keyword = loose.keyword.removeprefix("not ")
+    where = [f"{p}/{keyword}" for p in pointers if keyword in _look_up(document, p)]
+    return ConstraintError(
+        f"{loose.keyword} cannot be enforced here",
+        pointer=[*where, *pointers, ""][0],
+        hint="leave it out and check afterwards, or simplify what it speaks of",
+    )
+
+
+def _look_up(document: Any, pointer: str) -> dict[str, Any]:
+    """The subschema at a pointer; empty where it is in another document."""
+    for name in pointer.split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(document, list) and name.isdecimal() and int(name) < len(document):
+            document = document[int(name)]
+        else:
+            document = document.get(name) if isinstance(document, dict) else None
+    return document if isinstance(document, dict) else {}
 
 
 def refusal(normal: Normal, message: str) -> ConstraintError:

@@ -8,8 +8,8 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from palmette.runtime.constraints.schema.machine_graph import Unsupported, Value, slot
-from palmette.runtime.constraints.schema.shapes import NOTHING_NODE, Arrays, Node
 from palmette.runtime.constraints.schema.machine_values import dump, parse
+from palmette.runtime.constraints.schema.shapes import NOTHING_NODE, Arrays, Node
 
 if TYPE_CHECKING:
     from palmette.runtime.constraints.schema.costs import Costs, Goal

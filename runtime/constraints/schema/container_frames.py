@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from palmette.runtime.constraints.schema import strings
 from palmette.runtime.constraints.schema.array_rules import ArrayProgress, ArrayRules, ItemChoice
 from palmette.runtime.constraints.schema.frames import WHITESPACE, Before, Frame, Pop, Push, Wait, shortest_of
+from palmette.runtime.constraints.schema.machine_values import parse, quoted
 from palmette.runtime.constraints.schema.object_rules import MemberChoice, ObjectProgress, ObjectRules
 from palmette.runtime.constraints.schema.scalar_frames import Strand, String
-from palmette.runtime.constraints.schema.machine_values import parse, quoted
 
 if TYPE_CHECKING:
     from palmette.runtime.constraints.schema.machine import Machine

@@ -11,12 +11,21 @@ from typing import Any
 
 from palmette.runtime.constraints.schema import strings, texts
 from palmette.runtime.constraints.schema.array_rules import ArrayRules
-from palmette.runtime.constraints.schema.machine_graph import Graph, Value
-from palmette.runtime.constraints.schema.machine_numbers import finish, plain, shrunk
-from palmette.runtime.constraints.schema.object_rules import ObjectRules
-from palmette.runtime.constraints.schema.shapes import NOTHING_NODE, Arrays, Fixed, Node, Numbers, Objects, Text
-from palmette.runtime.constraints.schema.text_machine import TextMachine
+from palmette.runtime.constraints.schema.machine_graph import Graph, Part, Value
+from palmette.runtime.constraints.schema.machine_numbers import finish, longest, plain, shrunk
 from palmette.runtime.constraints.schema.machine_values import parse, quoted
+from palmette.runtime.constraints.schema.object_rules import ObjectRules
+from palmette.runtime.constraints.schema.shapes import (
+    NOTHING_NODE,
+    Arrays,
+    Fixed,
+    Node,
+    Numbers,
+    Objects,
+    Strings,
+    Text,
+)
+from palmette.runtime.constraints.schema.text_machine import TextMachine
 
 # A value under the node that is none of these.
 Goal = tuple[Node, frozenset[Value]]
@@ -43,6 +52,7 @@ class Costs:
         self._goals: dict[Goal, bytes | None] = {}
         self._round: _Round | None = None
         self._machines: dict[Text, TextMachine | None] = {}
+        self._uniform: set[Any] = set()
         self._rules: dict[Arrays | Objects, ArrayRules | ObjectRules] = {}
 
     # -- parts
@@ -51,10 +61,16 @@ class Costs:
         """The strings byte by byte; None where there are none."""
         if text not in self._machines:
             try:
-                self._machines[text] = texts.machine(text)
+                self._machines[text] = machine = texts.machine(text)
+                if not (text.all_of or text.none_of or text.without or text.only is not None):
+                    self._uniform.add(machine)
             except ValueError:
                 self._machines[text] = None
         return self._machines[text]
+
+    def uniform(self, machine: Any) -> bool:
+        """Whether the machine asks for a length and nothing else."""
+        return machine in self._uniform
 
     def arrays(self, shape: Arrays) -> ArrayRules:
         found = self._rules.get(shape)
@@ -151,6 +167,33 @@ class Costs:
         out = frozenset(v.encode("utf-8", "surrogatepass") for v in avoided if isinstance(v, str))
         content = strings.shortest(machine, machine.start, out)
         return None if content is None else b'"' + quoted(content) + b'"'
+
+    def growth(self, nodes: int) -> int:
+        """How many bytes longer a shortest completion becomes at the most when a value under one of the first `nodes`
+        nodes is begun, or goes on in another way than the shortest."""
+        return max((self._growth(part) for node in range(nodes) for part in self.graph.parts(node)), default=0)
+
+    def _growth(self, part: Part) -> int:
+        if isinstance(part, Numbers):
+            return longest(part)
+        if isinstance(part, Fixed):
+            return len(part.text)
+        if isinstance(part, Strings):
+            return self._text_growth(part.text)
+        whole = self.of_part(part, NO_VALUES)
+        if whole is None:
+            return 0
+        if isinstance(part, Arrays):
+            items = [self._shortest(node) or b"" for node in (*part.prefix, part.rest)]
+            return len(whole) + 2 * max(map(len, items)) + 2
+        members = [6 * len(m.name) + len(self._shortest(m.node) or b"") for m in part.members]
+        members += [self._text_growth(o.names) + len(self._shortest(o.node) or b"") for o in part.others]
+        return len(whole) + max(members, default=0) + 4
+
+    def _text_growth(self, text: Text) -> int:
+        machine = self.machine(text)
+        # A character may need an escape of six bytes.
+        return 2 + (0 if machine is None else machine.longest() * (1 if machine in self._uniform else 6))
 
     def _number(self, part: Numbers, avoided: frozenset[Value]) -> bytes | None:
         if plain(part) and not avoided:

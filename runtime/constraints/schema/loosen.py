@@ -24,11 +24,10 @@ _MOST_STEP = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Loose:
-    """The grammar allows more than `keyword` does, in what node `node` says; `pointer` is where the schema says it."""
+    """The grammar allows more than `keyword` does, in what node `node` says."""
 
     node: int
     keyword: str
-    pointer: str = ""
 
 
 def loosen(normal: Normal) -> tuple[Normal, tuple[Loose, ...]]:
@@ -40,8 +39,7 @@ def loosen(normal: Normal) -> tuple[Normal, tuple[Loose, ...]]:
         for shape in shapes:
             kept, keywords = _loosen(shape)
             out.append(kept)
-            pointers = normal.pointers[node] if node < len(normal.pointers) else ()
-            loose += [Loose(node, keyword, pointers[0] if pointers else "") for keyword in keywords]
+            loose += [Loose(node, keyword) for keyword in keywords]
         nodes.append(tuple(out))
     return (replace(normal, nodes=tuple(nodes)), tuple(dict.fromkeys(loose))) if loose else (normal, ())
 

@@ -20,7 +20,7 @@ from palmette.runtime.constraints.schema.costs import Costs, Goal, numbers_of
 from palmette.runtime.constraints.schema.frames import Before, Done, Frame, Pop, Push, Wait
 from palmette.runtime.constraints.schema.machine_graph import Graph, Part
 from palmette.runtime.constraints.schema.machine_numbers import shrunk
-from palmette.runtime.constraints.schema.scalar_frames import Number, Strand, String, alike, alive, number_rest
+from palmette.runtime.constraints.schema.scalar_frames import PLAIN, Number, Strand, String, alike, alive, number_rest
 from palmette.runtime.constraints.schema.shapes import Normal, Numbers, Strings
 
 _MOST_KEPT = 200_000  # frames and states; beyond that they are forgotten, and made anew where they are met again
@@ -64,7 +64,7 @@ def closing_of(frame: Frame, outside: Outside | None) -> bytes | None:
 class State:
     """A place in a text. `step` to go on; compared by identity."""
 
-    __slots__ = ("_closing", "_next", "_of", "frame", "outside")
+    __slots__ = ("_closing", "_last", "_next", "_of", "frame", "outside")
 
     def __init__(self, of: Machine, frame: Frame, outside: Outside | None) -> None:
         self._of = of
@@ -72,6 +72,7 @@ class State:
         self.outside = outside
         self._next: dict[int, State | None] = {}
         self._closing: bytes | None = None
+        self._last: bool | None = None
 
     def step(self, byte: int) -> State | None:
         """The state behind one more byte; None exactly when no valid text begins so."""
@@ -106,6 +107,24 @@ class State:
     @property
     def cost(self) -> int:
         return len(self.closing())
+
+    @property
+    def uniform(self) -> bool:
+        """Whether this is inside a string, between two characters, of which nothing but the length is asked."""
+        frame = self.frame
+        return isinstance(frame, String) and frame.uniform()
+
+    @property
+    def last(self) -> bool:
+        """Whether nothing can follow."""
+        if self._last is None:
+            self._last = all(self.step(byte) is None for byte in range(256))
+        return self._last
+
+    def plain(self) -> tuple[Strand, ...] | None:
+        """Inside a string, between two characters or within one: its alternatives; None elsewhere."""
+        frame = self.frame
+        return frame.strands if isinstance(frame, String) and frame.mode == PLAIN else None
 
     def _step(self, byte: int) -> State | None:
         frame, outside = self.frame, self.outside
@@ -143,6 +162,7 @@ class Machine:
         self.graph = Graph(normal)
         self.costs = Costs(self.graph, distinct=distinct)
         self.whitespace = whitespace
+        self._nodes = len(normal.nodes)
         self._root: Goal = (normal.root, frozenset())
         self._frames: dict[tuple[Any, ...], Frame] = {}
         self._waits: dict[tuple[Any, ...], Wait] = {}
@@ -153,6 +173,10 @@ class Machine:
     def shortest(self) -> bytes | None:
         """A shortest valid text; None when there is none."""
         return self.costs.shortest(self._root)
+
+    def growth(self) -> int:
+        """See `Costs.growth`, for all nodes of the normal form."""
+        return self.costs.growth(self._nodes)
 
     def start(self) -> State:
         """ValueError when no value is valid."""

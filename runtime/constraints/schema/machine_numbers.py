@@ -120,6 +120,15 @@ def _room(s: Numbers) -> int:
     return _MORE_DIGITS + max(sizes, default=0) + len(str(len(s.without)))
 
 
+def longest(s: Numbers) -> int:
+    """No shortest rest of a number of the set has more characters."""
+    if plain(s):
+        return 1
+    if s.only is not None:
+        return max((len(spell(v) or "") for v in s.only), default=0)
+    return 2 * _room(s) + 2
+
+
 def _intervals(digits: str, places: str | None, room: int) -> Iterator[tuple[int, Fraction, Fraction]]:
     """What magnitudes, first <= x < last, can follow: with so many more digits before the point."""
     if places is not None:

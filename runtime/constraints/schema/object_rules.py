@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from palmette.runtime.constraints.schema import strings, texts
 from palmette.runtime.constraints.schema.machine_graph import Unsupported, Value
-from palmette.runtime.constraints.schema.shapes import NOTHING_NODE, Node, Objects, Text
 from palmette.runtime.constraints.schema.machine_values import parse, quoted
+from palmette.runtime.constraints.schema.shapes import NOTHING_NODE, Node, Objects, Text
 
 if TYPE_CHECKING:
     from palmette.runtime.constraints.schema.costs import Costs, Goal

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from palmette.runtime.constraints.schema import strings
 from palmette.runtime.constraints.schema.frames import Frame, Pop, shortest_of
 from palmette.runtime.constraints.schema.machine_numbers import finish, plain
+from palmette.runtime.constraints.schema.machine_values import quoted
 from palmette.runtime.constraints.schema.shapes import Numbers
 from palmette.runtime.constraints.schema.strings import Avoided
 from palmette.runtime.constraints.schema.text_machine import TextMachine
-from palmette.runtime.constraints.schema.machine_values import quoted
 
 if TYPE_CHECKING:
     from palmette.runtime.constraints.schema.machine import Machine
@@ -88,7 +88,7 @@ Strand = tuple[Any, TextMachine, Any, Avoided]
 
 # Where a string is: between or inside plain characters, behind a backslash, behind \u and some hex digits, and the
 # same for the second half of a pair, with the first half.
-_PLAIN, _BACKSLASH, _UNICODE, _SECOND, _SECOND_U, _SECOND_HEX = range(6)
+PLAIN, _BACKSLASH, _UNICODE, _SECOND, _SECOND_U, _SECOND_HEX = range(6)
 _SIMPLE = {0x22: 0x22, 0x5C: 0x5C, 0x2F: 0x2F, 0x62: 8, 0x66: 12, 0x6E: 10, 0x72: 13, 0x74: 9}
 _HEX = frozenset(b"0123456789abcdefABCDEF")
 
@@ -126,7 +126,7 @@ class String(Frame):
 
     def _step(self, byte: int) -> Frame | Pop | None:
         raw = self.longer(bytes([byte]))
-        if self.mode == _PLAIN:
+        if self.mode == PLAIN:
             if byte == 0x22:
                 goals = frozenset(g for g, m, state, out in self.strands if b"" not in out and m.final(state))
                 return Pop(goals, raw, False) if goals else None
@@ -155,11 +155,22 @@ class String(Frame):
             return self._if_possible(raw, _SECOND, high=unit)
         return None if 0xDC00 <= unit <= 0xDFFF else self._taken(raw, chr(unit).encode())
 
+    def uniform(self) -> bool:
+        if self.mode != PLAIN or self.raw is not None:
+            return False
+        for _, machine, state, avoided in self.strands:
+            if avoided or not self.machine.costs.uniform(machine):
+                return False
+            rest = machine.shortest(state)
+            if rest and 0x80 <= rest[0] < 0xC0:
+                return False
+        return True
+
     def _taken(self, raw: bytes | None, content: bytes) -> Frame | None:
         """Behind one more character, or byte of one."""
         moved = (advance(strand, content) for strand in self.strands)
         left = tuple(strand for strand in moved if strand is not None and alive(strand))
-        return self.machine.frame(String, raw, left, _PLAIN, "", 0) if left else None
+        return self.machine.frame(String, raw, left, PLAIN, "", 0) if left else None
 
     def _if_possible(self, raw: bytes | None, mode: int, hexes: str = "", high: int = 0) -> Frame | None:
         """Inside an escape, with the alternatives for which some character can come of it."""
@@ -170,7 +181,7 @@ class String(Frame):
         return shortest_of((strand[0], self._rest(strand)) for strand in self.strands)
 
     def _rest(self, strand: Strand) -> bytes | None:
-        if self.mode == _PLAIN:
+        if self.mode == PLAIN:
             content = strings.shortest(*strand[1:])
             return None if content is None else quoted(content) + b'"'
         return escape_rest(strand, self.mode, self.hexes, self.high)

@@ -31,6 +31,9 @@ class Literal:
     def shortest(self, state: bytes) -> bytes:
         return state
 
+    def longest(self) -> int:
+        return 0  # asked of sets of names only
+
     def free(self, state: bytes) -> bool:
         return False
 

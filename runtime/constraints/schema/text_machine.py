@@ -47,6 +47,10 @@ class TextMachine(Protocol):
         """The fewest bytes that complete the string; of equally few, readable ones."""
         ...
 
+    def longest(self) -> int:
+        """No shortest completion, whatever the state, has more bytes than this."""
+        ...
+
     def free(self, state: Any) -> bool:
         """Whether the string can be completed after any characters whatsoever. Asked between two characters; within
         one the answer is False."""
@@ -85,6 +89,9 @@ class ListedMachine:
 
     def shortest(self, state: int) -> bytes:
         return self._trie.shortest_end(state)
+
+    def longest(self) -> int:
+        return self._trie.longest_end()
 
     def free(self, state: int) -> bool:
         return False
@@ -183,6 +190,13 @@ class WalkingMachine:
     def final(self, state: int) -> bool:
         count, at = divmod(state, self._n)
         return self._bytes.final(at) and (not self._counted or count >= self._least)
+
+    def longest(self) -> int:
+        if not self._counted:
+            return self._bytes.longest_end()
+        # Of n states, each pair of a state and a length modulo a period is met once at the most.
+        characters = self._least + self._whole**2
+        return 4 * (characters if self._most is None else min(self._most, characters))
 
     def free(self, state: int) -> bool:
         if self._most is not None:

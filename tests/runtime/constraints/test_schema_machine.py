@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from palmette.runtime.constraints.charset import Reading
 from palmette.runtime.constraints.regex_language import read_search
 from palmette.runtime.constraints.schema import texts
-from palmette.runtime.constraints.schema.machine_graph import Unsupported
 from palmette.runtime.constraints.schema.machine import Machine, State
+from palmette.runtime.constraints.schema.machine_graph import Unsupported
 from palmette.runtime.constraints.schema.shapes import (
     ANY_TEXT,
     Anything,
