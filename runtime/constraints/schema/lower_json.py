@@ -12,7 +12,7 @@ from palmette.runtime.constraints.regex_language import Language
 from palmette.runtime.constraints.regex_rust import rust_regex
 from palmette.runtime.constraints.schema.loosen import as_double, counts
 from palmette.runtime.constraints.schema.number_regex import step
-from palmette.runtime.constraints.schema.reach import recursive, uses
+from palmette.runtime.constraints.schema.reach import uses
 from palmette.runtime.constraints.schema.shapes import (
     ANY_TEXT,
     ANYTHING_NODE,
@@ -31,6 +31,7 @@ from palmette.runtime.constraints.schema.shapes import (
 
 # One blank, or a line break and an indent: JSON as people write it, and never white space without end.
 WHITESPACE = r" ?|\r?\n[ \t]{0,64}"
+_PLAIN = (Arrays(), Objects())
 _LITERALS = {"null": None, "true": True, "false": False}
 
 
@@ -89,14 +90,11 @@ class _Writer:
         self.normal = normal
         self.open_names = False
         self._named: dict[Node, Any] = {}
-        counted = uses(normal)
-        circles = recursive(normal)
-        # What is used in several places, or leads back to itself, is written once.
+        # What is used in several places, among it all that leads back to itself, is written once.
         self._once = {
             node
-            for node, n in counted.items()
-            if (n > 1 or node in circles)
-            and any(isinstance(s, Arrays | Objects) and s not in (Arrays(), Objects()) for s in normal.nodes[node])
+            for node, n in uses(normal).items()
+            if n > 1 and any(isinstance(s, Arrays | Objects) and s not in _PLAIN for s in normal.nodes[node])
         }
 
     def document(self) -> dict[str, Any]:

@@ -17,7 +17,8 @@ def parts(shape: Shape) -> list[Node]:
 
 
 def uses(normal: Normal) -> Counter[Node]:
-    """The nodes that can be reached from the root, and how many places lead to each (one more for the root)."""
+    """The nodes that can be reached from the root, and how many places lead to each (one more for the root): of every
+    circle, the node that is entered first has two at least."""
     found = Counter([normal.root])
     todo = [normal.root]
     while todo:
@@ -26,27 +27,4 @@ def uses(normal: Normal) -> Counter[Node]:
                 if part not in found:
                     todo.append(part)
                 found[part] += 1
-    return found
-
-
-def recursive(normal: Normal) -> set[Node]:
-    """Nodes at which a walk from the root, depth first, finds itself again: one at least of every circle."""
-    found: set[Node] = set()
-    state: dict[Node, bool] = {}  # True: still being walked
-    stack: list[tuple[Node, list[Node]]] = []
-
-    def enter(node: Node) -> None:
-        state[node] = True
-        stack.append((node, [part for shape in normal.nodes[node] for part in parts(shape)]))
-
-    enter(normal.root)
-    while stack:
-        node, todo = stack[-1]
-        if not todo:
-            state[node] = False
-            stack.pop()
-        elif (part := todo.pop()) not in state:
-            enter(part)
-        elif state[part]:
-            found.add(part)
     return found
