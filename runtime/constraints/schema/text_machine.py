@@ -195,7 +195,7 @@ class WalkingMachine:
         if not self._counted:
             return self._bytes.longest_end()
         # Of n states, each pair of a state and a length modulo a period is met once at the most.
-        characters = self._least + self._whole**2
+        characters = self._least + len(self._characters.table) ** 2
         return 4 * (characters if self._most is None else min(self._most, characters))
 
     def free(self, state: int) -> bool:
