@@ -55,11 +55,8 @@ class TrieAutomaton:
     start = 0
 
     def __init__(self, strings: list[bytes]) -> None:
-        unique: dict[bytes, int] = {}
-        for string in strings:
-            unique.setdefault(string, len(unique))
-        self._trie = ByteTrie(list(unique.items()))
-        self._given = np.fromiter(map(len, unique), np.int32, len(unique))
+        self._trie = ByteTrie(zip(strings, count(), strict=False))
+        self._given = np.fromiter(map(len, strings), np.int32, len(strings))
         self._lengths: np.ndarray | None = None
         self._number = next(_numbers)
         self.nbytes = self._trie.nbytes

@@ -25,7 +25,7 @@ from palmette.runtime.constraints.regex_language import Language
 from palmette.runtime.constraints.regex_syntax import Alt, Chars, Node, Repeat, Seq
 
 _MAX_POSITIONS = 20_000
-_MAX_FOLLOWS = 1_000_000
+_MAX_FOLLOWS = 400_000
 _READING_SECONDS = 2.0
 _MAX_WORK = 20_000_000  # positions looked at while the states are made
 _MOORE_ROUNDS = 24
@@ -134,6 +134,8 @@ class _Positions:
             self._follows += len(following)
             if self._follows > _MAX_FOLLOWS:
                 raise TooLarge(f"{_MAX_FOLLOWS:,} pairs of characters")
+        if monotonic() > self._deadline:
+            raise TooLarge("the time for compiling", expired=True)
 
     def _join(self, a: _Span, b: _Span) -> _Span:
         self._link(a.last, b.first)

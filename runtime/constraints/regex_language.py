@@ -2,7 +2,8 @@ r"""What a pattern says of a whole text, without its assertions.
 
 `^ $ \A \Z` at the ends say nothing of a whole text. A look-ahead or `\b` at the start, and `\b` at the end, speak of
 the whole text too, and become conditions beside the body: `(?=A)B` is "B, and A with anything after it". A group that
-begins or ends with such a thing is multiplied out: `(^a|b)c` is `^ac|bc`. What then remains inside is refused.
+begins or ends with such a thing is multiplied out: `(^a|b)c` is `^ac|bc`. A look-ahead behind a fixed number of
+characters is a condition as well. What then remains inside is refused.
 """
 
 from __future__ import annotations
@@ -137,7 +138,9 @@ def _splice(items: Sequence[Node]) -> list[Node]:
 def _multiply_out(items: list[Node]) -> list[list[Node]] | None:
     """The alternatives of the first or last item that has an assertion at the edge, each with the other items."""
     inner = [i for i, item in enumerate(items) if not isinstance(item, Assertion)]
-    for i in dict.fromkeys(inner[:1] + inner[-1:]):
+    # Behind a fixed number of characters a look-ahead may stand too, and a group with one is multiplied out.
+    fixed = next((k for k, i in enumerate(inner) if _width(items[i]) is None), len(inner))
+    for i in dict.fromkeys(inner[: fixed + 1] + inner[-1:]):
         item = items[i]
         if not _asserts(item):
             continue
@@ -190,6 +193,7 @@ def _branch(items: list[Node], mode: str) -> Branch:
             assert first.body is not None
             conditions.append(Condition(_language(first.body, "ahead"), first.kind == "(?="))
         del items[0]
+    _inner_looks(items, conditions, relative=mode != "search" or at_start)
     while items and isinstance(last := items[-1], Assertion) and last.kind in ("$", r"\Z", r"\b"):
         if last.kind == r"\b":
             if (not end and mode != "whole") or all(isinstance(item, Assertion) for item in items):
@@ -226,6 +230,54 @@ def _shortened(body: Node, edge: int) -> list[Node]:
             break
         del items[edge]
     return items
+
+
+def _inner_looks(items: list[Node], conditions: list[Condition], *, relative: bool) -> None:
+    """Takes the look-aheads that stand behind a fixed number of characters out of `items`. All texts come to such a
+    place at the same character, so that what it says of the rest is a condition on the whole text: `..(?=A)B` is
+    "`..B`, and `..A` with anything after it". relative: the items begin where the text does."""
+    passed, at = 0, 0
+    while relative and at < len(items):
+        item = items[at]
+        if isinstance(item, Assertion) and item.kind in ("(?=", "(?!"):
+            assert item.body is not None
+            ahead = _behind(passed, _language(item.body, "ahead"))
+            conditions.append(Condition(ahead, item.kind == "(?="))
+            del items[at]
+            continue
+        wide = _width(item)
+        if wide is None:
+            return
+        passed, at = passed + wide, at + 1
+
+
+def _behind(passed: int, language: Language) -> Language:
+    """The texts of the language behind any `passed` characters."""
+    any_of = Repeat(Chars(ALL), passed, passed, "", 0)
+    return Language(
+        tuple(
+            Branch(Seq((any_of, b.body)), tuple(Condition(_behind(passed, c.language), c.holds) for c in b.conditions))
+            for b in language.branches
+        )
+    )
+
+
+def _width(node: Node) -> int | None:
+    """The number of characters of each of the node's texts, where they all have the same."""
+    if isinstance(node, Chars):
+        return 1
+    if isinstance(node, Assertion):
+        return None
+    if isinstance(node, Seq):
+        widths = [_width(item) for item in node.items]
+        return None if None in widths else sum(w for w in widths if w is not None)
+    if isinstance(node, Alt):
+        distinct = {_width(option) for option in node.options}
+        return distinct.pop() if len(distinct) == 1 else None
+    if isinstance(node, Atomic):
+        return _width(node.body)
+    inner = _width(node.body)
+    return inner * node.least if inner is not None and node.least == node.most else None
 
 
 def _misplaced(assertion: Assertion) -> ConstraintError:

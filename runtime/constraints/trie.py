@@ -11,7 +11,8 @@ and `parent * 256 + byte` grows with the node's number, which makes a step a bin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import islice
 
 import numpy as np
 
@@ -51,16 +52,14 @@ _LONGEST_RUN = 1 << 20
 _CHUNK = 4096  # strings that are read in one go
 
 
-def _columns(strings: Sequence[tuple[bytes, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _columns(strings: Iterable[tuple[bytes, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All bytes one after another, and per string its length and its id; in pieces, between which others may run."""
-    texts, lengths, ids = [], [], []
-    for at in range(0, len(strings), _CHUNK):
-        piece = strings[at : at + _CHUNK]
+    texts, lengths, ids = [np.empty(0, np.uint8)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    coming = iter(strings)
+    while piece := list(islice(coming, _CHUNK)):
         texts.append(np.frombuffer(b"".join([s for s, _ in piece]), np.uint8))
         lengths.append(np.array([len(s) for s, _ in piece], np.int64))
         ids.append(np.array([i for _, i in piece], np.int64))
-    if not strings:
-        return np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64)
     return np.concatenate(texts), np.concatenate(lengths), np.concatenate(ids)
 
 
@@ -81,7 +80,7 @@ class ByteTrie:
     ends, end_nodes: int64 [strings], ascending in the nodes.
     """
 
-    def __init__(self, strings: Sequence[tuple[bytes, int]]) -> None:
+    def __init__(self, strings: Iterable[tuple[bytes, int]]) -> None:
         """strings: (bytes, id); the same bytes may come with several ids. The empty string ends at the root."""
         text, lengths, ids = _columns(strings)
         offset = np.cumsum(lengths) - lengths
@@ -123,6 +122,7 @@ class ByteTrie:
         self.depth = depth
         self.byte = np.concatenate(bytes_)
         parent = np.concatenate(parents)
+        del parents, bytes_
         self._edges = parent[1:] * 256 + self.byte[1:]  # of node i + 1; ascending
         every = np.arange(total)
         self.lo = (np.searchsorted(parent[1:], every, "left") + 1).astype(np.int32)
