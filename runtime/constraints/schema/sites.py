@@ -396,6 +396,7 @@ class Reader(Ways):
                     shapes.append(Entries({name: ANYTHING_NODE, missing: NOTHING_NODE}, {name: None}))
         # A tag, which says of what kind the object is, holds in all the cases but its own and those of earlier tags:
         # objects of another kind then meet one case, not all of them.
+        required = view.get("required", ())
         settled: list[Entries] = []
         for name, value in view.get("properties", {}).items():
             if isinstance(value, dict) and ("const" in value or "enum" in value):
@@ -403,6 +404,8 @@ class Reader(Ways):
                 for shape in shapes:
                     if not any(shape is other for other in settled):
                         shape.members.setdefault(name, named[name])
+                        if name in required and shape.members[name] != NOTHING_NODE:
+                            shape.required[name] = None
         yield only(OBJECT, *shapes)
         if "additionalProperties" in view:
             rest = self._below(view, site, scope, "additionalProperties", ANYTHING_NODE)
