@@ -22,6 +22,7 @@ from palmette.runtime.constraints.schema.shapes import (
     Numbers,
     Objects,
     Strings,
+    Text,
 )
 
 DRAFT4 = "http://json-schema.org/draft-04/schema#"
@@ -76,6 +77,11 @@ def test_equal_subschemas_are_one_node_and_the_result_is_the_same_each_time() ->
     assert form(schema) == normal
 
 
+def test_whole_surrogate_pairs_are_characters() -> None:
+    (shape,) = root({"const": "\U0001f600"})
+    assert shape == Strings(Text(only=frozenset(["\U0001f600"])))
+
+
 def test_numbers_are_exact() -> None:
     (shape,) = root({"type": "number", "minimum": 0.1, "multipleOf": 0.01, "allOf": [{"multipleOf": 0.015}]})
     assert shape == Numbers(low=Fraction(1, 10), multiple_of=(Fraction(3, 100),))
@@ -120,6 +126,8 @@ def test_what_cannot_be_there_is_not() -> None:
         ({"divisibleBy": 2}, "/divisibleBy", "divisibleBy"),
         ({"properties": {"p": {"pattern": r"(a)\1"}}}, "/properties/p/pattern", "back-reference"),
         ({"patternProperties": {"(": {}}}, "/patternProperties/(", "not a valid regex"),
+        ({"enum": ["\ud800"]}, "/enum", "surrogate"),
+        ({"properties": {"a": {"properties": {"\udc00": {}}}}}, "/properties/a/properties", "surrogate"),
         ({"format": "idn-hostname"}, "/format", "idn-hostname"),
         ({"$ref": "http://x.y/z"}, "/$ref", "leads out"),
         ({"$ref": "#/$defs/a"}, "/$ref", "leads nowhere"),
