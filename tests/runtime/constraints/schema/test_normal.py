@@ -65,6 +65,19 @@ def test_keys_stand_in_the_order_in_which_the_schema_lists_them() -> None:
     assert names(shape) == ["z", "b", "a"] and all(member.required for member in shape.members)
 
 
+def test_the_order_stays_where_alternatives_cut_an_object() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"z": {}, "y": {}, "a": {}},
+        "oneOf": [{"required": ["a"]}, {"required": ["y", "b"], "properties": {"c": {}, "a": {}}}],
+        "anyOf": [{"required": ["z"]}, {"minProperties": 2}],
+    }
+    shapes = root(schema)
+    assert len(shapes) > 2
+    for shape in shapes:
+        assert [name for name in names(shape) if name in "zyac"][:3] == ["z", "y", "a"]
+
+
 def test_equal_subschemas_are_one_node_and_the_result_is_the_same_each_time() -> None:
     schema = {
         "properties": {"a": {"allOf": [A, {"minLength": 1}]}, "b": {"type": "string", "minLength": 1}},

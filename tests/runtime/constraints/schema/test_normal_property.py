@@ -153,10 +153,12 @@ def drawn(seed: int) -> tuple[dict[str, Any], Any]:
 
 
 def compare(seed: int, evaluate: Callable[[Normal, Any], bool]) -> str:
-    """What became of the schema with this number: read, refused, empty or endless."""
+    """What became of the schema with this number: read, refused, empty, or endless (jsonschema cannot tell either)."""
     schema, draw = drawn(seed)
     if "$schema" not in schema:
         return "endless"
+    if "2019-09" in schema["$schema"] and "unevaluatedItems" in str(schema) and "contains" in str(schema):
+        return "endless"  # jsonschema counts what `contains` finds as evaluated there, which only 2020-12 does
     validator = VALIDATORS[schema["$schema"]](schema)
     values = [value(draw, 3) for _ in range(40)]
     try:
