@@ -45,7 +45,7 @@ class Budget:
 
     seconds: float = 5.0
     nodes: int = 100_000
-    shapes: int = 200_000
+    shapes: int = 100_000
     alternatives: int = 2_000
 
 
@@ -157,16 +157,32 @@ class Algebra:
     def _meet_objects(self, a: Slot, b: Slot) -> list[Entries]:
         """What lies within one shape of the other side wholly need not be cut by the others: that keeps the opposites
         of many alternatives from multiplying."""
-        found = []
-        whole = [any(self._covers(x, y) for x in a) for y in b]
+        found: list[Entries] = []
+        kept = [self._within_one(y, a, True) for y in b]
         for x in a:
-            if any(self._covers(y, x) for y in b):
-                found.append(x)
+            if (whole := self._within_one(x, b, False)) is not None:
+                found.append(whole)
                 continue
-            for y, kept in zip(b, whole, strict=True):
-                if not kept and (shape := self._objects(x, y)) is not None:
+            for y, already in zip(b, kept, strict=True):
+                if already is None and (shape := self._objects(x, y)) is not None:
                     found.append(shape)
-        return [*found, *(y for y, kept in zip(b, whole, strict=True) if kept)]
+        return [*found, *(shape for shape in kept if shape is not None)]
+
+    def _within_one(self, narrow: Entries, others: Slot, others_first: bool) -> Entries | None:
+        """`narrow`, when one of the others covers it, with the names that the other one lists."""
+        wide = next((other for other in others if self._covers(other, narrow)), None)
+        if wide is None or wide.order == narrow.order[: len(wide.order)]:
+            return narrow if wide is not None else None
+        first, second = (wide, narrow) if others_first else (narrow, wide)
+        return Entries(
+            {**narrow.members, **{n: narrow.value(n) for n in wide.order if n not in narrow.members}},
+            narrow.required,
+            order=tuple(dict.fromkeys((*first.order, *second.order))),
+            others=narrow.others,
+            least=narrow.least,
+            most=narrow.most,
+            some=narrow.some,
+        )
 
     def _tidy(self, slot: int, shapes: list[Any]) -> Slot:
         """The union of the shapes, where that is easily seen in fewer of them."""
@@ -309,7 +325,7 @@ class Algebra:
             return None
         order = a.order
         if b.order and b.order != order:
-            order = (*order, *(n for n in b.order if n not in a.members or n not in order)) if order else b.order
+            order = tuple(dict.fromkeys((*order, *b.order)))
         return Entries(
             members,
             required,

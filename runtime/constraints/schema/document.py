@@ -18,6 +18,7 @@ from palmette.runtime.constraints.schema.keywords import KEYWORDS, UNSAID
 
 _MAX_EXPONENT = 2000
 _SURROGATE = re.compile("[\ud800-\udfff]")
+MAY_HOLD_SURROGATES = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 _DRAFT = re.compile(r"https?://json-schema\.org/(?:draft-0([3467])|draft/(2019-09|2020-12))/(?:hyper-)?schema#?")
 _TYPES = frozenset(["null", "boolean", "number", "integer", "string", "array", "object"])
 
@@ -216,6 +217,19 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def check_text(text: str, pointer: str, faults: Faults) -> None:
-    if _SURROGATE.search(text):
-        faults.add(pointer, "a string with half a surrogate pair cannot be written", "give whole characters")
+def check_strings(document: Any, faults: Faults) -> None:
+    """Adds the strings with half a surrogate pair that a value would have to hold."""
+    todo: list[tuple[Any, str]] = [(document, "")]
+    while todo:
+        here, at = todo.pop()
+        if not isinstance(here, dict):
+            continue
+        for key, value in here.items():
+            if key in ("enum", "const", "required", "properties"):
+                words = [*value] if key == "properties" and isinstance(value, dict) else value
+                if _SURROGATE.search(json.dumps(words, default=float, ensure_ascii=False)):
+                    faults.add(
+                        f"{at}/{key}", "a string with half a surrogate pair cannot be written", "give whole characters"
+                    )
+            if key in KEYWORDS:
+                todo += children(key, value, at)

@@ -45,11 +45,13 @@ class Finite:
         self._reached: set[Node] = {ANYTHING_NODE, NOTHING_NODE}
         self._empty: dict[int, tuple[Text, bool]] = {}
         self._asking: list[Any] = []
+        self._here = ""  # the pointer of the node that is looked at, for faults
         self.reach(root)
         done = -1
         while done != (done := len(self.alive) + len(self.order)):
             graph.tick(0)
             for node in reversed(self.order):
+                self._here = graph.pointer(node)
                 if node not in self.alive and any(map(self.has_value, _shapes(self.union(node)))):
                     self.alive.add(node)
             # These ask for nodes of their own, which would not be known yet when the shapes are written.
@@ -139,7 +141,7 @@ class Finite:
         """Whether some length and some choice of what each item is gives all the counts."""
         asked = shape.contains
         if len(asked) > _MOST_CONTAINS:
-            self.graph.faults.add("", "so many contains of one array cannot be enforced", "use fewer of them")
+            self.graph.faults.add(self._here, "so many contains of one array cannot be enforced", "use fewer of them")
             return True
         kinds = list(product((False, True), repeat=len(asked)))
         caps = [c.least if c.most is None else c.most + 1 for c in asked]
@@ -229,7 +231,9 @@ class Finite:
         chosen, new: unnamed ones."""
         graph = self.graph
         if len(todo) > _MOST_SOME:
-            graph.faults.add("", "so many conditions on unnamed properties cannot be enforced", "use fewer of them")
+            graph.faults.add(
+                self._here, "so many conditions on unnamed properties cannot be enforced", "use fewer of them"
+            )
             return True
         extra = len(new) + sum(name not in shape.required for name in held)
         if shape.most is not None and len(shape.required) + extra > shape.most:

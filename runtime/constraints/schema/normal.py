@@ -13,7 +13,7 @@ from palmette.runtime.constraints.determinize import TooLarge
 from palmette.runtime.constraints.schema import texts
 from palmette.runtime.constraints.schema.algebra import Budget, over
 from palmette.runtime.constraints.schema.conditions import Busy
-from palmette.runtime.constraints.schema.document import Faults, parse, too_deep
+from palmette.runtime.constraints.schema.document import MAY_HOLD_SURROGATES, Faults, check_strings, parse, too_deep
 from palmette.runtime.constraints.schema.finite import Finite
 from palmette.runtime.constraints.schema.keywords import ANNOTATION, KEYWORDS
 from palmette.runtime.constraints.schema.references import References
@@ -88,6 +88,8 @@ def read(
             )
         given = documents or {}
         references = References(document, given, faults, monotonic() + budget.seconds)
+        if MAY_HOLD_SURROGATES.search(text):
+            check_strings(document, faults)
         faults.raise_any()
         scoped = bool(given) or "$dynamicRef" in text or "$recursiveRef" in text or "json-schema.org/draft/20" in text
         reader = Reader(references, faults, budget, formats=formats, scoped=scoped)

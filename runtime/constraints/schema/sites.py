@@ -373,7 +373,8 @@ class Reader(Ways):
             yield self.item_beyond([ANYTHING_NODE] * len(prefix), self.opposite(rest), site.pointer)
 
     def _failing_objects(self, view: dict[str, Any], site: Site, scope: Scope) -> Iterator[Union]:
-        shapes: list[Entries] = [self.without([name]) for name in view.get("required", [])]
+        missing = {name: self.without([name]) for name in view.get("required", [])}
+        shapes: list[Entries] = list(missing.values())
         if view.get("minProperties", 0) > 0:
             shapes.append(Entries({}, {}, most=view["minProperties"] - 1))
         if "maxProperties" in view:
@@ -391,18 +392,20 @@ class Reader(Ways):
         needs = list(view.get("dependentRequired", {}).items())
         needs += [(n, v) for n, v in view.get("dependencies", {}).items() if isinstance(v, str | list)]
         for name, needed in needs:
-            for missing in [needed] if isinstance(needed, str) else needed:
-                if missing != name:
-                    shapes.append(Entries({name: ANYTHING_NODE, missing: NOTHING_NODE}, {name: None}))
+            for other_name in [needed] if isinstance(needed, str) else needed:
+                if other_name != name:
+                    shapes.append(Entries({name: ANYTHING_NODE, other_name: NOTHING_NODE}, {name: None}))
         # A tag, which says of what kind the object is, holds in all the cases but its own and those of earlier tags:
         # objects of another kind then meet one case, not all of them.
         settled: list[Entries] = []
         for name, value in view.get("properties", {}).items():
             if isinstance(value, dict) and ("const" in value or "enum" in value):
-                settled += [denying[name]] if name in denying else []
+                settled += [cases[name] for cases in (denying, missing) if name in cases]
                 for shape in shapes:
                     if not any(shape is other for other in settled):
                         shape.members.setdefault(name, named[name])
+                        if name in missing:
+                            shape.required[name] = None
         yield only(OBJECT, *shapes)
         if "additionalProperties" in view:
             rest = self._below(view, site, scope, "additionalProperties", ANYTHING_NODE)

@@ -22,6 +22,7 @@ from palmette.runtime.constraints.schema.shapes import (
     Numbers,
     Objects,
     Strings,
+    Text,
 )
 
 DRAFT4 = "http://json-schema.org/draft-04/schema#"
@@ -64,6 +65,19 @@ def test_keys_stand_in_the_order_in_which_the_schema_lists_them() -> None:
     assert names(shape) == ["z", "b", "a"] and all(member.required for member in shape.members)
 
 
+def test_the_order_stays_where_alternatives_cut_an_object() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"z": {}, "y": {}, "a": {}},
+        "oneOf": [{"required": ["a"]}, {"required": ["y", "b"], "properties": {"c": {}, "a": {}}}],
+        "anyOf": [{"required": ["z"]}, {"minProperties": 2}],
+    }
+    shapes = root(schema)
+    assert len(shapes) > 2
+    for shape in shapes:
+        assert [name for name in names(shape) if name in "zyac"][:3] == ["z", "y", "a"]
+
+
 def test_equal_subschemas_are_one_node_and_the_result_is_the_same_each_time() -> None:
     schema = {
         "properties": {"a": {"allOf": [A, {"minLength": 1}]}, "b": {"type": "string", "minLength": 1}},
@@ -74,6 +88,11 @@ def test_equal_subschemas_are_one_node_and_the_result_is_the_same_each_time() ->
     assert shape.members[0].node == shape.members[1].node
     assert shape.others[0].node == normal.root
     assert form(schema) == normal
+
+
+def test_whole_surrogate_pairs_are_characters() -> None:
+    (shape,) = root({"const": "\U0001f600"})
+    assert shape == Strings(Text(only=frozenset(["\U0001f600"])))
 
 
 def test_numbers_are_exact() -> None:
@@ -120,6 +139,8 @@ def test_what_cannot_be_there_is_not() -> None:
         ({"divisibleBy": 2}, "/divisibleBy", "divisibleBy"),
         ({"properties": {"p": {"pattern": r"(a)\1"}}}, "/properties/p/pattern", "back-reference"),
         ({"patternProperties": {"(": {}}}, "/patternProperties/(", "not a valid regex"),
+        ({"enum": ["\ud800"]}, "/enum", "surrogate"),
+        ({"properties": {"a": {"properties": {"\udc00": {}}}}}, "/properties/a/properties", "surrogate"),
         ({"format": "idn-hostname"}, "/format", "idn-hostname"),
         ({"$ref": "http://x.y/z"}, "/$ref", "leads out"),
         ({"$ref": "#/$defs/a"}, "/$ref", "leads nowhere"),

@@ -153,17 +153,20 @@ def drawn(seed: int) -> tuple[dict[str, Any], Any]:
 
 
 def compare(seed: int, evaluate: Callable[[Normal, Any], bool]) -> str:
-    """What became of the schema with this number: read, refused, empty or endless."""
+    """What became of the schema with this number: read, refused, empty, or endless (jsonschema cannot tell either)."""
     schema, draw = drawn(seed)
     if "$schema" not in schema:
         return "endless"
+    if "2019-09" in schema["$schema"] and "unevaluatedItems" in str(schema) and "contains" in str(schema):
+        return "endless"  # jsonschema counts what `contains` finds as evaluated there, which only 2020-12 does
     validator = VALIDATORS[schema["$schema"]](schema)
     values = [value(draw, 3) for _ in range(40)]
     try:
         wanted = [validator.is_valid(v) for v in values]
-    except (RecursionError, BaseException) as error:
-        # The registry is written in Rust, and panics where Python runs out of stack.
-        if not isinstance(error, RecursionError) and type(error).__name__ != "PanicException":
+    except BaseException as error:
+        # A reference to itself runs out of stack; the registry is written in Rust, and panics where Python does so. And
+        # jsonschema 4.26 fails on a boolean `items` beside unevaluatedItems in 2019-09.
+        if not isinstance(error, RecursionError | TypeError) and type(error).__name__ != "PanicException":
             raise
         return "endless"
     try:
