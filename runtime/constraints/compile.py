@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from threading import Lock
 from time import monotonic
 from types import MappingProxyType
@@ -281,7 +281,7 @@ class ConstraintCompiler:
                 message = root.get_error()
                 continue
             if lowered.exact:
-                place = partial(schema_place, normal, whitespace=whitespace)
+                place = cache(partial(schema_place, normal, whitespace=whitespace))
                 return llg.LlgConstraint(root, lowered.grammar, self.vocabulary, place)
             grammar = llg.LlgConstraint(root, lowered.grammar, self.vocabulary)
             try:
