@@ -115,6 +115,10 @@ def decide(schema: Any, texts: list[str]) -> list[bool]:
         ({"dependentRequired": {"a": ["b"]}}, ['{"a":1,"b":1}', '{"b":1}'], ['{"a":1}', '{"a":1,"c":1}']),
         ({"properties": {"a": {}}, "unevaluatedProperties": False}, ['{"a":1}'], ['{"b":1}']),
         ({"type": "object", "minProperties": 1}, ['{"a":1}'], ["{}"]),
+        # seen to by the monitor
+        ({"type": "object", "minProperties": 2}, ['{"a":1,"b":1}'], ['{"a":1}', '{"a":1,"a":2}']),
+        ({"uniqueItems": True}, ['[1,"1",[1]]', "[]"], ["[1,1]", "[1,1.0]", '["a","\\u0061"]', "[[1],[1]]"]),
+        ({"contains": {"const": 1}, "maxContains": 1}, ["[0,1]", "[1]"], ["[]", "[1,1]", "[0]"]),
         ({**CLOSED, "properties": {"a": {}, "b": {}, "c": {}}, "minProperties": 2}, ['{"a":1,"c":1}'], ['{"a":1}']),
         ({"type": "object", "maxProperties": 1}, ["{}", '{"a":1}'], ['{"a":1,"b":1}']),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, ["1.5", "0.10"], ["1", "-0", "2.0", '"x"']),
@@ -134,7 +138,7 @@ def decide(schema: Any, texts: list[str]) -> list[bool]:
         ({"const": 9007199254740993}, ["9007199254740993"], ["9007199254740992"]),
         ({"minimum": 1e300}, ["1" + "0" * 300, '"x"'], ["9" * 300, "1"]),
         ({"type": "integer", "minimum": 1e20}, ["100000000000000000000"], ["99999999999999999999"]),
-        ({"not": {"const": "\ud800"}, "type": "string"}, ['"a/b"', '"a\\/b"'], []),
+        ({"not": {"const": "a"}, "type": "string"}, ['"a/b"', '"a\\/b"'], []),
         ({"items": [{"type": "integer"}], "$schema": "DRAFT7"}, ['[1,"x"]'], ['["x"]']),
     ],
 )
@@ -154,6 +158,7 @@ def test_meaning(schema: Any, good: list[str], bad: list[str]) -> None:
         ({"properties": {"p": {"pattern": r"(a)\1"}}}, "/properties/p/pattern", "back-reference"),
         ({"properties": {"p": {"pattern": r"(?=a)b"}}}, "/properties/p/pattern", "look-ahead"),
         ({"patternProperties": {"(": {}}}, "/patternProperties/(", "not a valid regex"),
+        ({"enum": ["\ud800"]}, "/enum", "surrogate"),
         ({"$ref": "http://x.y/z"}, "/$ref", "leads out"),
         ({"$ref": "#/$defs/a"}, "/$ref", "leads nowhere"),
         ({"$ref": "#a"}, "/$ref", "leads nowhere"),
