@@ -81,12 +81,17 @@ class Spelling:
         self.signs = [sign(part).encode() for part in ranges]
         self.costs = np.array([len(s) for s in self.signs], np.int32)
         # For each symbol, which ASCII characters it holds, and which leading bytes with all that can follow them.
-        self.holds = np.zeros((len(ranges), 3, 64), bool)
+        self.holds = np.zeros((len(ranges), 192), np.float32)
         for symbol, part in enumerate(ranges):
-            flat = self.holds[symbol].reshape(192)
             for lo, hi in part:
-                flat[lo : min(hi, 0x7F) + 1] = True
-        self.lead_symbols = [_symbols_of_lead(ranges, byte) for byte in _LEADS]
+                self.holds[symbol, lo : min(hi, 0x7F) + 1] = 1
+        self.leads = np.zeros((len(ranges), len(_LEADS)), np.float32)
+        self.lead_counts = np.full(len(_LEADS), np.inf, np.float32)
+        for k, byte in enumerate(_LEADS):
+            symbols = _symbols_of_lead(ranges, byte)
+            if symbols is not None:
+                self.leads[list(symbols), k] = 1
+                self.lead_counts[k] = len(symbols)
 
 
 def _symbols_of_lead(ranges: tuple[tuple[tuple[int, int], ...], ...], byte: int) -> tuple[int, ...] | None:
@@ -267,13 +272,13 @@ class CharacterAutomaton:
         if not len(looping):
             return out
         # Few different sets of symbols stand behind many states.
-        sets, which = np.unique(np.packbits(same[looping], axis=1), axis=0, return_inverse=True)
-        bits = np.unpackbits(sets, axis=1, count=table.shape[1]).astype(bool)
-        held = np.zeros((len(sets), 192), bool)
-        for i, some in enumerate(bits):
-            held[i] = spelling.holds[some].reshape(-1, 192).any(axis=0)
-            for k, symbols in enumerate(spelling.lead_symbols):
-                held[i, 128 + k] = symbols is not None and bool(some[list(symbols)].all())
+        sets, which = same[looping], np.arange(len(looping))
+        if len(looping) > 256:
+            packed, which = np.unique(np.packbits(sets, axis=1), axis=0, return_inverse=True)
+            sets = np.unpackbits(packed, axis=1, count=table.shape[1]).astype(bool)
+        number = sets.astype(np.float32)
+        held = number @ spelling.holds > 0
+        held[:, 128 : 128 + len(_LEADS)] = number @ spelling.leads >= spelling.lead_counts
         out[looping] = np.packbits(held, axis=1, bitorder="little").view(np.uint64)[which.reshape(-1)]
         return out
 
@@ -309,20 +314,15 @@ def _residual_keys(automaton: Characters, lengths: tuple[int, ...]) -> list[np.n
     keys = np.ones(len(automaton.table) + 1, np.uint64)
     keys[-1] = 0
     table = automaton.table
-    live = (table >= 0).any(axis=1) | automaton.final
     found: list[np.ndarray] = []
     counted = [0]
     for done in range(1, lengths[-1] + 1):
-        mixed = keys[:-1].copy() * _ODD[0]
+        mixed = keys * _ODD[0]
         mixed ^= mixed >> np.uint64(29)
         mixed *= _ODD[1]
-        mixed ^= mixed >> np.uint64(32)
-        mixed *= live
-        after = np.zeros(len(keys), np.uint64)
-        after[:-1] = mixed
-        keys = np.ones(len(keys), np.uint64)
-        keys[-1] = 0
-        keys[:-1] += (after[table] * weights).sum(axis=1, dtype=np.uint64)
+        mixed[-1] = 0
+        keys = np.zeros(len(keys), np.uint64)
+        np.add(mixed[table] @ weights, np.uint64(1), out=keys[:-1])
         if done in lengths:
             found.append(keys)
             counted.append(len(np.unique(keys)))

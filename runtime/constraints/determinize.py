@@ -13,156 +13,33 @@ bounded nor stopped: `[ab]*a[ab]{30}` would take the whole machine.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from secrets import randbits
 from time import monotonic
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from palmette.runtime.constraints.charset import CharSet
 from palmette.runtime.constraints.regex_language import Language
-from palmette.runtime.constraints.regex_syntax import Alt, Chars, Node, Repeat, Seq
+from palmette.runtime.constraints.regex_positions import END, Positions
+from palmette.runtime.constraints.regex_positions import TooLarge as TooLarge
+from palmette.runtime.constraints.regex_syntax import Node
 
-_MAX_POSITIONS = 20_000
-_MAX_FOLLOWS = 400_000
 _READING_SECONDS = 2.0
 _MAX_WORK = 20_000_000  # positions looked at while the states are made
 _MOORE_ROUNDS = 24
 _MOORE_STATES = 4000
 
 _State = frozenset[int]
-_END = -1
 _DEAD: _State = frozenset()
 
 
-class TooLarge(Exception):
-    """The automaton went over its budget; `limit` says which in words, `expired`: it was the time."""
-
-    def __init__(self, limit: str, *, expired: bool = False) -> None:
-        super().__init__(limit)
-        self.limit = limit
-        self.expired = expired
-
-
-_Many = tuple["_Many", "_Many"] | list[int]
-
-
-def _each(many: _Many) -> Iterator[int]:
-    """The positions of a sum of lists. Sums are not written out until they are read: a long chain makes many."""
-    stack = [many]
-    while stack:
-        top = stack.pop()
-        if isinstance(top, tuple):
-            stack += reversed(top)
-        else:
-            yield from top
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """A part of the tree as positions: those that begin and end its texts."""
-
-    nullable: bool
-    first: _Many
-    last: _Many
-
-
-class _Positions:
-    """The positions of one tree: `classes[p]`, `follow[p]` (what may come after p)."""
-
-    def __init__(self, node: Node, deadline: float) -> None:
-        if _count(node) > _MAX_POSITIONS:
-            raise TooLarge(f"{_MAX_POSITIONS:,} character positions")
-        self.classes: list[CharSet] = []
-        self._follow: list[list[int]] = []
-        self._deadline = deadline
-        self._follows = 0
-        span = self._span(node)
-        self._link(span.last, [_END])
-        self.start = frozenset([*_each(span.first), *([_END] if span.nullable else [])])
-        self.follow: list[_State] = [frozenset(follow) for follow in self._follow]
-
-    def _span(self, node: Node) -> _Span:
-        if isinstance(node, Chars):
-            self.classes.append(node.chars)
-            self._follow.append([])
-            if len(self.classes) % 256 == 0 and monotonic() > self._deadline:
-                raise TooLarge("the time for compiling", expired=True)
-            here = [len(self.classes) - 1]
-            return _Span(False, here, here)
-        if isinstance(node, Seq):
-            span = _Span(True, [], [])
-            for item in node.items:
-                span = self._join(span, self._span(item))
-            return span
-        if isinstance(node, Alt):
-            spans = [self._span(option) for option in node.options]
-            first, last = [p for span in spans for p in _each(span.first)], [p for s in spans for p in _each(s.last)]
-            return _Span(any(span.nullable for span in spans), first, last)
-        assert isinstance(node, Repeat)
-        if isinstance(node.body, Chars) and node.most is not None:
-            return self._run(node.body.chars, node.least, node.most)
-        span = _Span(True, [], [])
-        for _ in range(node.least - (node.most is None and node.least > 0)):
-            span = self._join(span, self._span(node.body))
-        if node.most is None:
-            loop = self._span(node.body)
-            self._link(loop.last, loop.first)
-            return self._join(span, _Span(loop.nullable or node.least == 0, loop.first, loop.last))
-        # x{0,3} as (x(x(x)?)?)?, built from the inside, so that a position is followed by one copy only.
-        rest = _Span(True, [], [])
-        for _ in range(node.most - node.least):
-            rest = self._join(self._span(node.body), rest)
-            rest = _Span(True, rest.first, rest.last)
-        return self._join(span, rest)
-
-    def _run(self, chars: CharSet, least: int, most: int) -> _Span:
-        """Counted characters of one class: a chain, made in one go."""
-        begin = len(self.classes)
-        self.classes += [chars] * most
-        self._follow += [[p + 1] for p in range(begin, begin + most - 1)]
-        self._follow += [[] for _ in range(most > 0)]
-        return _Span(least == 0, [begin][:most], list(range(begin + max(least, 1) - 1, begin + most)))
-
-    def _link(self, last: _Many, first: _Many) -> None:
-        following = list(_each(first))
-        if not following:
-            return
-        for p in _each(last):
-            self._follow[p] += following
-            self._follows += len(following)
-            if self._follows > _MAX_FOLLOWS:
-                raise TooLarge(f"{_MAX_FOLLOWS:,} pairs of characters")
-        if monotonic() > self._deadline:
-            raise TooLarge("the time for compiling", expired=True)
-
-    def _join(self, a: _Span, b: _Span) -> _Span:
-        self._link(a.last, b.first)
-        return _Span(
-            a.nullable and b.nullable,
-            (a.first, b.first) if a.nullable else a.first,
-            (b.last, a.last) if b.nullable else b.last,
-        )
-
-
-def _count(node: Node) -> int:
-    """Positions of the node, counted before they are made."""
-    if isinstance(node, Chars):
-        return 1
-    if isinstance(node, Seq):
-        return sum(map(_count, node.items))
-    if isinstance(node, Alt):
-        return sum(map(_count, node.options))
-    assert isinstance(node, Repeat)
-    return _count(node.body) * max(node.least, node.most or 1)
-
-
 class _Part:
-    """One tree run over symbols. A state: the positions that may come next, and _END when the text may end here."""
+    """One tree run over symbols. A state: the positions that may come next, and END when the text may end here."""
 
     def __init__(self, node: Node, deadline: float) -> None:
-        positions = _Positions(node, deadline)
+        positions = Positions(node, deadline)
         known: dict[CharSet, int] = {}
         self.class_of = [known.setdefault(chars, len(known)) for chars in positions.classes]
         self.classes = list(known)
@@ -173,22 +50,26 @@ class _Part:
         self._memo: dict[_State, list[_State]] = {}
 
     def after(self, state: _State) -> list[_State]:
-        """The state after each symbol."""
+        """The state after each symbol; kept for when it is asked for again."""
         row = self._memo.get(state)
         if row is None:
-            groups: dict[int, list[int]] = {}
-            for p in state:
-                if p != _END:
-                    groups.setdefault(self.class_of[p], []).append(p)
-            row = [_DEAD] * self.symbols
-            for c, taken in groups.items():
-                to = self._follow[taken[0]]
-                if len(taken) > 1:
-                    to = to.union(*(self._follow[p] for p in taken[1:]))
-                self.work += len(taken) + len(to)
-                for symbol in self.symbols_of[c]:
-                    row[symbol] = row[symbol] | to if row[symbol] else to
-            self._memo[state] = row
+            row = self._memo[state] = self.row(state)
+        return row
+
+    def row(self, state: _State) -> list[_State]:
+        """The state after each symbol."""
+        row = [_DEAD] * self.symbols
+        groups: dict[int, list[int]] = {}
+        for p in state:
+            if p != END:
+                groups.setdefault(self.class_of[p], []).append(p)
+        for c, taken in groups.items():
+            to = self._follow[taken[0]]
+            if len(taken) > 1:
+                to = to.union(*(self._follow[p] for p in taken[1:]))
+            self.work += len(taken) + len(to)
+            for symbol in self.symbols_of[c]:
+                row[symbol] = row[symbol] | to if row[symbol] else to
         return row
 
 
@@ -287,7 +168,7 @@ class Recognizer:
                 _DEAD if symbol < 0 else part.after(state)[symbol]
                 for part, state in zip(self._parts, states, strict=True)
             ]
-        return _final(self._language, iter([_END in state for state in states]))
+        return _final(self._language, iter([END in state for state in states]))
 
 
 class Characters(NamedTuple):
@@ -312,12 +193,41 @@ def characters(language: Language, *, max_states: int, deadline: float) -> Chara
     if monotonic() > deadline:
         raise TooLarge("the time for compiling", expired=True)
     parts, _, _, ranges_of = _side_by_side(language, deadline)
-    start = tuple(part.start for part in parts)
+    if len(parts) == 1:
+        queue, blocks = _explore(parts, parts[0].start, parts[0].row, bool, max_states, deadline)
+        final = np.array([END in state for state in queue])
+    else:
+        plain = len(parts) == len(language.branches)
+        sides, blocks = _explore(
+            parts,
+            tuple(part.start for part in parts),
+            lambda state: zip(*(part.after(here) for part, here in zip(parts, state, strict=True)), strict=True),
+            any if plain else lambda state: _alive(language, state)[0],
+            max_states,
+            deadline,
+        )
+        final = np.array([_final(language, iter([END in part for part in state])) for state in sides])
+    table = np.concatenate([np.empty((0, len(ranges_of)), np.int32), *blocks])
+    table, final, first = _minimize(*_prune(table, final))
+    return Characters(table, final, first, ranges_of)
+
+
+_S = TypeVar("_S", bound=Hashable)
+
+
+def _explore(
+    parts: list[_Part],
+    start: _S,
+    after: Callable[[_S], Iterable[_S]],
+    alive: Callable[[_S], bool],
+    max_states: int,
+    deadline: float,
+) -> tuple[list[_S], list[np.ndarray]]:
+    """All states that can be reached, and the rows of their table, in pieces. TooLarge."""
     numbers = {start: 0}
     queue = [start]
+    blocks: list[np.ndarray] = []
     steps: list[list[int]] = []
-    blocks = [np.empty((0, len(ranges_of)), np.int32)]
-    simple = len(parts) == len(language.branches)
     for state in queue:  # grows as it is walked
         if len(steps) == 64:
             # In pieces: one long conversion would hold up all other threads.
@@ -328,8 +238,8 @@ def characters(language: Language, *, max_states: int, deadline: float) -> Chara
             if sum(part.work for part in parts) > _MAX_WORK:
                 raise TooLarge("the memory for compiling")
         row = []
-        for to in zip(*(part.after(here) for part, here in zip(parts, state, strict=True)), strict=True):
-            if not (any(to) if simple else _alive(language, to)[0]):
+        for to in after(state):
+            if not alive(to):
                 row.append(-1)
                 continue
             number = numbers.setdefault(to, len(numbers))
@@ -339,10 +249,8 @@ def characters(language: Language, *, max_states: int, deadline: float) -> Chara
                 queue.append(to)
             row.append(number)
         steps.append(row)
-    table = np.concatenate([*blocks, np.array(steps, np.int32).reshape(len(steps), len(ranges_of))])
-    final = np.array([_final(language, iter([_END in part for part in state])) for state in queue])
-    table, final, first = _minimize(*_prune(table, final))
-    return Characters(table, final, first, ranges_of)
+    blocks.append(np.array(steps, np.int32).reshape(len(steps), -1))
+    return queue, blocks
 
 
 def _prune(table: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -371,15 +279,17 @@ def _minimize(table: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndar
     given up, and the table stays as it is."""
     if len(table) > _MOORE_STATES:
         return table, final, 0
-    _, block = np.unique(final, return_inverse=True)
-    count = int(block.max()) + 1
+    weights = np.random.default_rng(randbits(64)).integers(-(1 << 62), 1 << 62, table.shape[1] + 1)
+    block = final.astype(np.int64)
+    count = len(np.unique(block))
     for _ in range(_MOORE_ROUNDS):
         after = np.where(table >= 0, block[table], -1)
-        _, refined = np.unique(np.column_stack([block, after]), axis=0, return_inverse=True)
-        refined = refined.reshape(-1)
-        if int(refined.max()) + 1 == count:
+        # Rows are told apart by random sums; that two different ones get the same is as good as impossible.
+        _, refined = np.unique(block * weights[0] + after @ weights[1:], return_inverse=True)
+        block, same = refined, count == int(refined.max()) + 1
+        count = int(refined.max()) + 1
+        if same:
             break
-        block, count = refined, int(refined.max()) + 1
     else:
         return table, final, 0
     _, keep = np.unique(block, return_index=True)

@@ -129,7 +129,7 @@ def test_mask_rows_are_bounded_and_made_anew() -> None:
 
 def test_large_regexes_go_to_llguidance_and_mean_the_same() -> None:
     compiler = ConstraintCompiler(BYTES)
-    cases = {r".{1,20}x": True, r".{1,10000}": True, r"(\w{2,30} ){5,50}end": False, "[ab]*a[ab]{24}": False}
+    cases = {r".{1,20}x": True, r".{1,10000}": True, r"(\w{2,30} ){5,50}end": True, "[ab]*a[ab]{24}": False}
     for pattern, table in cases.items():
         begun = time.monotonic()
         compiled = compiler.compile(Constraint("regex", pattern))

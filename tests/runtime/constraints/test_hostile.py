@@ -59,14 +59,11 @@ def test_nothing_takes_longer_than_its_budget_or_holds_up_others(name: str) -> N
 
     thread = threading.Thread(target=work)
     thread.start()
-    clock = time.pthread_getcpuclockid(thread.ident)  # type: ignore[arg-type]
-    turns, began = 0, 0.0
+    turns = 1
     while thread.is_alive():
         time.sleep(0.001)
         turns += 1
-        if turns == 1 and thread.is_alive():
-            began = time.clock_gettime(clock)
     thread.join()
     assert len(spent) == 1 and spent[0] < 5
     # On average, so that a single turn that the machine gave to others does not decide.
-    assert (spent[0] - began) / turns < 0.05
+    assert spent[0] / turns < 0.05
