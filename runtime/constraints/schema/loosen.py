@@ -14,10 +14,13 @@ from palmette.runtime.constraints.schema.shapes import (
     Numbers,
     Objects,
     Shape,
+    Strings,
 )
 
 # Members are counted by one rule for each place and count.
 _MOST_COUNTED = 2000
+# Beside a pattern that must not match, llguidance's lexer runs out of its budget in counting characters.
+_MOST_LENGTH = 64
 # llguidance looks at every remainder before it says that one can become 0: 70 ms for 10,000.
 _MOST_STEP = 10_000
 
@@ -73,6 +76,15 @@ def _loosen(shape: Shape) -> tuple[Shape, list[str]]:
         return _arrays(shape)
     if isinstance(shape, Objects):
         return _objects(shape)
+    if isinstance(shape, Strings):
+        return _strings(shape)
+    return shape, []
+
+
+def _strings(shape: Strings) -> tuple[Strings, list[str]]:
+    text = shape.text
+    if text.none_of and text.most is not None and text.most > _MOST_LENGTH:
+        return Strings(replace(text, most=None)), ["maxLength"]
     return shape, []
 
 

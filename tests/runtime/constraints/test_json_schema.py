@@ -116,6 +116,11 @@ def decide(schema: Any, texts: list[str]) -> list[bool]:
         ({"properties": {"a": {}}, "unevaluatedProperties": False}, ['{"a":1}'], ['{"b":1}']),
         ({"type": "object", "minProperties": 1}, ['{"a":1}'], ["{}"]),
         # seen to by the monitor
+        (
+            {"format": "hostname", "type": "string"},
+            ['"www.example.com"', '"' + "a." * 126 + 'a"'],
+            ['"-a"', '"' + "a." * 127 + 'a"'],
+        ),
         ({"type": "object", "minProperties": 2}, ['{"a":1,"b":1}'], ['{"a":1}', '{"a":1,"a":2}']),
         ({"uniqueItems": True}, ['[1,"1",[1]]', "[]"], ["[1,1]", "[1,1.0]", '["a","\\u0061"]', "[[1],[1]]"]),
         ({"contains": {"const": 1}, "maxContains": 1}, ["[0,1]", "[1]"], ["[]", "[1,1]", "[0]"]),
