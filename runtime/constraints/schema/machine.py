@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from palmette.runtime.constraints.schema.container_frames import Array, ArrayStrand, Object, ObjectStrand
+from palmette.runtime.constraints.schema.container_frames import Array, ArrayStrand, NameWait, Object, ObjectStrand
 from palmette.runtime.constraints.schema.costs import Costs, Goal, numbers_of
 from palmette.runtime.constraints.schema.frames import Before, Done, Frame, Pop, Push, Wait
 from palmette.runtime.constraints.schema.graph import Graph, Part
@@ -125,6 +125,20 @@ class State:
         """Inside a string, between two characters or within one: its alternatives; None elsewhere."""
         frame = self.frame
         return frame.strands if isinstance(frame, String) and frame.mode == PLAIN else None
+
+    def loose(self) -> State | None:
+        """Inside a name of which nearly all may come: the state behind a character with which no listed one goes on."""
+        frame = self.frame
+        if not isinstance(frame, String) or self.outside is None or not isinstance(self.outside.wait, NameWait):
+            return None
+        if not any(self._of.costs.cofinite(machine) for _, machine, *_ in frame.strands) or frame.within_character():
+            return None
+        for byte in b"abcdefghijklmnopqrstuvwxyz":
+            state = self.step(byte)
+            strands = None if state is None else state.plain()
+            if strands is not None and all(self._of.costs.cofinite(machine) for _, machine, *_ in strands):
+                return state
+        return None
 
     def _step(self, byte: int) -> State | None:
         frame, outside = self.frame, self.outside

@@ -90,8 +90,8 @@ def test_regexes_end_within_every_limit(pattern: str, name: str) -> None:
     vocabulary = VOCABULARIES[name]
     compiled = ConstraintCompiler(vocabulary).compile(Constraint("regex", pattern))
     least = shortest(compiled)
-    for limit in range(least, least + 40):
-        for seed in range(4):
+    for limit in [*range(least, least + 12), least + 25, least + 40]:
+        for seed in range(3):
             text = draw(closing.start(compiled, limit), vocabulary, random.Random(seed), limit)
             assert re.fullmatch(pattern, text.decode())
 
@@ -158,8 +158,8 @@ def test_schemas_end_within_every_limit(name: str, vocabulary: str) -> None:
     words = VOCABULARIES[vocabulary]
     compiled = schema(name, words)
     least = shortest(compiled)
-    for limit in [*range(least, least + 24), least + 60, least + 150]:
-        for seed in range(3):
+    for limit in [*range(least, least + 12), least + 60, least + 150]:
+        for seed in range(2):
             text = draw(closing.start(compiled, limit), words, random.Random(seed), limit)
             jsonschema.validate(json.loads(text), SCHEMAS[name][0])
 
@@ -188,7 +188,7 @@ def test_forks_and_rollbacks_stand_where_they_say(name: str) -> None:
     matcher = closing.start(compiled, limit)
     taken: list[int] = []
     rows = np.zeros((2, words.words), np.int32)
-    for _ in range(200):
+    for _ in range(100):
         if taken and chance.random() < 0.3:
             n = chance.randrange(len(taken) + 1)
             matcher.rollback(n)
