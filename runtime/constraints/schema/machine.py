@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
+from palmette.runtime.constraints.determinize import TooLarge
 from palmette.runtime.constraints.schema.container_frames import Array, ArrayStrand, NameWait, Object, ObjectStrand
 from palmette.runtime.constraints.schema.costs import Costs, Goal, numbers_of
 from palmette.runtime.constraints.schema.frames import Before, Done, Frame, Pop, Push, Wait
-from palmette.runtime.constraints.schema.graph import Graph, Part
+from palmette.runtime.constraints.schema.graph import Graph, Part, Unsupported
 from palmette.runtime.constraints.schema.numbers import shrunk
 from palmette.runtime.constraints.schema.scalar_frames import PLAIN, Number, Strand, String, alike, alive, number_rest
 from palmette.runtime.constraints.schema.shapes import Normal, Numbers, Strings
@@ -75,11 +76,16 @@ class State:
         self._last: bool | None = None
 
     def step(self, byte: int) -> State | None:
-        """The state behind one more byte; None exactly when no valid text begins so."""
+        """The state behind one more byte; None exactly when no valid text begins so (or what does is deeper nested, has
+        a longer number or needs more of the machine than its budgets allow)."""
         try:
             return self._next[byte]
         except KeyError:
-            found = self._next[byte] = self._step(byte)
+            try:
+                found = self._step(byte)
+            except (Unsupported, TooLarge):
+                found = None  # beyond the budget: not a way that anybody need go
+            self._next[byte] = found
             return found
 
     def walk(self, text: bytes) -> State | None:

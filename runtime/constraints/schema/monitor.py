@@ -28,9 +28,7 @@ _UNKNOWN, _ALIVE, _DEAD = range(3)
 class MonitoredConstraint:
     """A grammar that allows all that is valid and more, and the machine that knows."""
 
-    def __init__(
-        self, llg: LlgConstraint, normal: Normal, vocabulary: Vocabulary, *, whitespace: bool = False
-    ) -> None:
+    def __init__(self, llg: LlgConstraint, normal: Normal, vocabulary: Vocabulary, *, whitespace: bool = False) -> None:
         """ValueError when no value is valid; Unsupported (`graph`) and TooLarge (`determinize`) for what the machine
         cannot follow."""
         self.llg = llg
@@ -176,4 +174,4 @@ class _Filter:
 
 def _within_character(machine: Any, state: Any) -> bool:
     rest = strings.shortest(machine, state, strings.NONE)
-    return bool(rest) and 0x80 <= rest[0] < 0xC0
+    return rest is not None and rest[:1] >= b"\x80" and rest[:1] < b"\xc0"

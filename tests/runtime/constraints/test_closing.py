@@ -80,8 +80,13 @@ def shortest(compiled: CompiledConstraint, banned: frozenset[int] = frozenset())
 
 
 REGEXES = [
-    r"[a-c]+@[a-c]{2,5}\.(com|org)", r"(a|bc{30})x", r"\d{4}-\d\d-\d\d", r"(ab|水)*!", r".{3,20}end", r"yes|no|perhaps not",
-]  # fmt: skip
+    r"[a-c]+@[a-c]{2,5}\.(com|org)",
+    r"(a|bc{30})x",
+    r"\d{4}-\d\d-\d\d",
+    r"(ab|水)*!",
+    r".{3,20}end",
+    r"yes|no|perhaps not",
+]
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
@@ -120,19 +125,49 @@ def normal(*shapes: Any) -> Normal:
 # Each schema with its normal form, as the machine takes it.
 SCHEMAS: dict[str, tuple[Any, Normal]] = {
     "object": (
-        CLOSED | {"properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "id": {"type": "null"}}, "required": ["a"]},
-        normal((Objects((Member("a", 3, True), Member("b", 4), Member("id", 5)), ()),), INTEGER, (Strings(),), (Fixed("null"),)),
+        CLOSED
+        | {
+            "properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "id": {"type": "null"}},
+            "required": ["a"],
+        },
+        normal(
+            (Objects((Member("a", 3, True), Member("b", 4), Member("id", 5)), ()),),
+            INTEGER,
+            (Strings(),),
+            (Fixed("null"),),
+        ),
     ),
     "tree": (
-        CLOSED | {"properties": {"id": {"type": "string", "maxLength": 9}, "kids": {"type": "array", "items": {"$ref": "#"}}}, "required": ["id", "kids"]},
-        normal((Objects((Member("id", 3, True), Member("kids", 4, True)), ()),), (Strings(Text(most=9)),), (Arrays(rest=2),)),
+        CLOSED
+        | {
+            "properties": {"id": {"type": "string", "maxLength": 9}, "kids": {"type": "array", "items": {"$ref": "#"}}},
+            "required": ["id", "kids"],
+        },
+        normal(
+            (Objects((Member("id", 3, True), Member("kids", 4, True)), ()),),
+            (Strings(Text(most=9)),),
+            (Arrays(rest=2),),
+        ),
     ),
     "lists": (
-        {"type": "array", "items": {"type": "array", "items": {"enum": ["abc", "ab", True]}, "minItems": 1}, "minItems": 2},
-        normal((Arrays(rest=3, least=2),), (Arrays(rest=4, least=1),), (Strings(Text(only=frozenset({"abc", "ab"}))), Fixed("true"))),
+        {
+            "type": "array",
+            "items": {"type": "array", "items": {"enum": ["abc", "ab", True]}, "minItems": 1},
+            "minItems": 2,
+        },
+        normal(
+            (Arrays(rest=3, least=2),),
+            (Arrays(rest=4, least=1),),
+            (Strings(Text(only=frozenset({"abc", "ab"}))), Fixed("true")),
+        ),
     ),
     "either": (
-        {"anyOf": [{"type": "null"}, CLOSED | {"properties": {"the": {"type": "string", "minLength": 30}}, "required": ["the"]}]},
+        {
+            "anyOf": [
+                {"type": "null"},
+                CLOSED | {"properties": {"the": {"type": "string", "minLength": 30}}, "required": ["the"]},
+            ]
+        },
         normal((Fixed("null"), Objects((Member("the", 3, True),), ())), (Strings(Text(least=30)),)),
     ),
     "names": (
@@ -140,7 +175,7 @@ SCHEMAS: dict[str, tuple[Any, Normal]] = {
         normal((Objects(others=(Others(ANY_TEXT, 3),)),), INTEGER),
     ),
     "anything": (True, normal((Anything(),))),
-}  # fmt: skip
+}
 
 
 def schema(name: str, vocabulary: Vocabulary) -> LlgConstraint:
