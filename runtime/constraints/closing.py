@@ -26,7 +26,8 @@ from palmette.runtime.constraints.matcher import CompiledConstraint, Matcher
 from palmette.runtime.constraints.trie import ByteTrie
 
 _FEW = 96  # tokens that are tried one by one
-_MOST_TRIED = 1500  # nodes of a trie, where there are many
+_MOST_TRIED = 256  # living nodes of a trie, where there are many
+_MOST_TRIED_ALONE = 32  # the same where no place is met twice
 _MOST_KEPT = 64  # places; each 4 bytes for every token
 _FAR = np.iinfo(np.int32).max
 
@@ -59,6 +60,15 @@ class Place(Protocol):
         """Whether, inside a JSON string, it matters only how many characters follow, not which, until it closes."""
         ...
 
+    def loose(self) -> Place | None:
+        """Inside a name of which nearly all may come: a place behind plain text. Behind any other plain text the
+        completion has two bytes more at the most."""
+        ...
+
+    def alone(self) -> bool:
+        """Whether what stands already is part of the place, so that hardly any is met twice."""
+        ...
+
 
 class _Known(NamedTuple):
     """What is known of the place behind the first `tokens` tokens: None where it was lost; plan: tokens that complete
@@ -75,15 +85,17 @@ class ClosingMatcher:
     allows, that one goes on alone."""
 
     def __init__(self, inner: Matcher, place: Place, limit: int, tables: Tables) -> None:
-        """ConstraintError when no complete text is that short."""
+        """ConstraintError when no complete text is that short; ValueError where no tokens spell the shortest."""
         self._inner = inner
         self._tables = tables
         self._limit = limit
         self._spelled: list[bytes] = []
         self._needs = _needs_of(tables)
         plan = tables.spell(place.closing())
-        if plan is None or len(plan) > limit:
-            raise too_short(limit, None if plan is None else len(plan))
+        if plan is None:
+            raise ValueError("no tokens spell the shortest completion")
+        if len(plan) > limit:
+            raise too_short(limit, len(plan))
         self._known = [self._judge(0, place, tuple(plan))]
 
     # -- the matcher
@@ -234,15 +246,22 @@ class _Needs:
         needs = np.full(tables.vocabulary.width, _FAR, np.int32)
         if place.uniform():
             by_size = np.full(int(tables.plain.max(initial=0)) + 1, _FAR, np.int32)
-            at: Place | None = place
-            for size in range(len(by_size)):
-                if size:
-                    at = None if at is None else at.byte(0x61)
+            before = place
+            for size in range(1, len(by_size)):
+                at = before.byte(0x61)
                 if at is None:
                     break
                 by_size[size] = self._count(at)
+                same, before = at.key == before.key, at
+                if same:
+                    by_size[size:] = by_size[size]
+                    break
             plain = tables.plain >= 0
             needs[plain] = by_size[tables.plain[plain]]
+            self._try(place, tables.odd, needs)
+        elif (behind := place.loose()) is not None:
+            count = self._count(behind)
+            needs[tables.plain >= 0] = count if count == _FAR else count + 2
             self._try(place, tables.odd, needs)
         else:
             self._try(place, tables.vocabulary.trie, needs)
@@ -255,20 +274,20 @@ class _Needs:
     def _try(self, place: Place, trie: ByteTrie, needs: np.ndarray) -> None:
         """Along the trie, breadth first, so that short tokens come first."""
         level: list[tuple[int, Place]] = [(0, place)]
-        tried = 0
-        while level and tried < _MOST_TRIED:
+        tried, most = 0, _MOST_TRIED_ALONE if place.alone() else _MOST_TRIED
+        while level:
             below: list[tuple[int, Place]] = []
             for node, at in level:
                 for child in range(int(trie.lo[node]), int(trie.hi[node])):
-                    tried += 1
                     to = at.byte(int(trie.byte[child]))
                     if to is None:
                         continue
+                    tried += 1
                     below.append((child, to))
                     if trie.end_lo[child] < trie.end_hi[child]:
                         needs[trie.ends_at(child)] = self._count(to)
-                if tried >= _MOST_TRIED:
-                    break
+                    if tried >= most:
+                        return
             level = below
 
 
@@ -281,7 +300,7 @@ def start(
     compiled: CompiledConstraint, limit: int, *, begun: Sequence[int] = (), banned: frozenset[int] = frozenset()
 ) -> Matcher:
     """A matcher whose text is complete within `limit` tokens, where the constraint knows its completions (what only
-    llguidance reads does not: then one without a limit).
+    llguidance reads does not, and a vocabulary that lacks single bytes may not spell them: then one without a limit).
 
     begun: tokens of the text that stand already, beside the limit. banned: tokens that may not be used to complete it.
     ConstraintError when no complete text is that short; RuntimeError when the text may not begin so."""
@@ -291,16 +310,14 @@ def start(
     place = compiled.place()
     if place is not None and begun:
         place = place.after(vocabulary.text(begun))
-    return matcher if place is None else ClosingMatcher(matcher, place, limit, tables_of(vocabulary, banned))
+    tables = tables_of(vocabulary, banned)
+    if place is None or tables.spell(place.closing()) is None:
+        return matcher
+    return ClosingMatcher(matcher, place, limit, tables)
 
 
-def too_short(limit: int, needed: int | None) -> ConstraintError:
-    if needed is None:
-        return ConstraintError(
-            "no tokens spell a complete text under the constraint",
-            hint="the tokenizer cannot spell what the constraint asks for",
-        )
+def too_short(limit: int, needed: int) -> ConstraintError:
     return ConstraintError(
         f"the shortest text under the constraint has {needed} tokens, there is room for {limit}",
-        hint=f"give max_tokens={needed} or more, or ask for less",
+        hint=f"give max_tokens={needed} or more, and room in context and KV cache for as many, or ask for less",
     )

@@ -53,6 +53,12 @@ class AutomatonPlace:
     def uniform(self) -> bool:
         return False
 
+    def loose(self) -> None:
+        return None
+
+    def alone(self) -> bool:
+        return False
+
 
 class SchemaPlace:
     """A state of a schema's machine."""
@@ -85,3 +91,10 @@ class SchemaPlace:
 
     def uniform(self) -> bool:
         return self._state.uniform
+
+    def loose(self) -> SchemaPlace | None:
+        state = self._state.loose()
+        return None if state is None else SchemaPlace(state, self._growth)
+
+    def alone(self) -> bool:
+        return self._state.frame.raw is not None

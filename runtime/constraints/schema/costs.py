@@ -29,6 +29,7 @@ from palmette.runtime.constraints.schema.text_machine import TextMachine
 
 # A value under the node that is none of these.
 Goal = tuple[Node, frozenset[Value]]
+_FEW = 64
 NO_VALUES: frozenset[Value] = frozenset()
 
 
@@ -53,6 +54,7 @@ class Costs:
         self._round: _Round | None = None
         self._machines: dict[Text, TextMachine | None] = {}
         self._uniform: set[Any] = set()
+        self._cofinite: set[Any] = set()
         self._rules: dict[Arrays | Objects, ArrayRules | ObjectRules] = {}
 
     # -- parts
@@ -62,8 +64,11 @@ class Costs:
         if text not in self._machines:
             try:
                 self._machines[text] = machine = texts.machine(text)
-                if not (text.all_of or text.none_of or text.without or text.only is not None):
-                    self._uniform.add(machine)
+                if not (text.all_of or text.none_of or text.only is not None):
+                    if not text.without:
+                        self._uniform.add(machine)
+                    if text.least == 0 and text.most is None and len(text.without) < _FEW:
+                        self._cofinite.add(machine)
             except ValueError:
                 self._machines[text] = None
         return self._machines[text]
@@ -71,6 +76,10 @@ class Costs:
     def uniform(self, machine: Any) -> bool:
         """Whether the machine asks for a length and nothing else."""
         return machine in self._uniform
+
+    def cofinite(self, machine: Any) -> bool:
+        """Whether these are all strings but a few."""
+        return machine in self._cofinite
 
     def arrays(self, shape: Arrays) -> ArrayRules:
         found = self._rules.get(shape)

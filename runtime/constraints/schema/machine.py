@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from palmette.runtime.constraints.schema.container_frames import Array, ArrayStrand, Object, ObjectStrand
+from palmette.runtime.constraints.determinize import TooLarge
+from palmette.runtime.constraints.schema.container_frames import Array, ArrayStrand, NameWait, Object, ObjectStrand
 from palmette.runtime.constraints.schema.costs import Costs, Goal, numbers_of
 from palmette.runtime.constraints.schema.frames import Before, Done, Frame, Pop, Push, Wait
-from palmette.runtime.constraints.schema.machine_graph import Graph, Part
+from palmette.runtime.constraints.schema.machine_graph import Graph, Part, Unsupported
 from palmette.runtime.constraints.schema.machine_numbers import shrunk
 from palmette.runtime.constraints.schema.scalar_frames import PLAIN, Number, Strand, String, alike, alive, number_rest
 from palmette.runtime.constraints.schema.shapes import Normal, Numbers, Strings
@@ -75,11 +76,16 @@ class State:
         self._last: bool | None = None
 
     def step(self, byte: int) -> State | None:
-        """The state behind one more byte; None exactly when no valid text begins so."""
+        """The state behind one more byte; None exactly when no valid text begins so (or what does is deeper nested, has
+        a longer number or needs more of the machine than its budgets allow)."""
         try:
             return self._next[byte]
         except KeyError:
-            found = self._next[byte] = self._step(byte)
+            try:
+                found = self._step(byte)
+            except (Unsupported, TooLarge):
+                found = None  # beyond the budget: not a way that anybody need go
+            self._next[byte] = found
             return found
 
     def walk(self, text: bytes) -> State | None:
@@ -125,6 +131,20 @@ class State:
         """Inside a string, between two characters or within one: its alternatives; None elsewhere."""
         frame = self.frame
         return frame.strands if isinstance(frame, String) and frame.mode == PLAIN else None
+
+    def loose(self) -> State | None:
+        """Inside a name of which nearly all may come: the state behind a character with which no listed one goes on."""
+        frame = self.frame
+        if not isinstance(frame, String) or self.outside is None or not isinstance(self.outside.wait, NameWait):
+            return None
+        if not any(self._of.costs.cofinite(machine) for _, machine, *_ in frame.strands) or frame.within_character():
+            return None
+        for byte in b"abcdefghijklmnopqrstuvwxyz":
+            state = self.step(byte)
+            strands = None if state is None else state.plain()
+            if strands is not None and all(self._of.costs.cofinite(machine) for _, machine, *_ in strands):
+                return state
+        return None
 
     def _step(self, byte: int) -> State | None:
         frame, outside = self.frame, self.outside

@@ -30,9 +30,7 @@ _UNKNOWN, _ALIVE, _DEAD = range(3)
 class MonitoredConstraint:
     """A grammar that allows all that is valid and more, and the machine that knows."""
 
-    def __init__(
-        self, llg: LlgConstraint, normal: Normal, vocabulary: Vocabulary, *, whitespace: bool = False
-    ) -> None:
+    def __init__(self, llg: LlgConstraint, normal: Normal, vocabulary: Vocabulary, *, whitespace: bool = False) -> None:
         """ValueError when no value is valid; Unsupported (`machine_graph`) and TooLarge (`determinize`) for what the
         machine cannot follow."""
         self.llg = llg
@@ -113,11 +111,12 @@ class MonitoredMatcher:
 
     def forced(self, recent: Sequence[int] = ()) -> list[int]:
         kept: list[int] = []
-        state: State | None = self._states[-1]
+        state = self._states[-1]
         for token in self._inner.forced(recent):
-            state = state.walk(self._of.vocabulary.token_bytes[token] or b"") if state is not None else None
-            if state is None:
+            after = state.walk(self._of.vocabulary.token_bytes[token] or b"")
+            if after is None:
                 break
+            state = after
             kept.append(token)
         return kept
 
@@ -158,7 +157,8 @@ class _Filter:
         spelled = self._tables.vocabulary.token_bytes
         for token in asked.tolist():
             known[token] = _DEAD if state.walk(spelled[token] or b"") is None else _ALIVE
-        return tokens[known[tokens] == _ALIVE]
+        living: np.ndarray = tokens[known[tokens] == _ALIVE]
+        return living
 
     def _plain(self, strands: tuple[Strand, ...], known: np.ndarray) -> None:
         """What can be said of all plain text at once."""
@@ -178,10 +178,11 @@ class _Filter:
     def _each(self, strands: tuple[Strand, ...], tokens: np.ndarray, known: np.ndarray) -> None:
         spelled = self._tables.vocabulary.token_bytes
         for token in tokens.tolist():
-            ways = (advance(strand, spelled[token] or b"") for strand in strands)
+            text = spelled[token] or b""
+            ways = [advance(strand, text) for strand in strands]
             known[token] = _ALIVE if any(way is not None and alive(way) for way in ways) else _DEAD
 
 
 def _within_character(machine: Any, state: Any) -> bool:
     rest = strings.shortest(machine, state, strings.NONE)
-    return bool(rest) and 0x80 <= rest[0] < 0xC0
+    return rest is not None and rest[:1] >= b"\x80" and rest[:1] < b"\xc0"

@@ -156,15 +156,16 @@ class String(Frame):
         return None if 0xDC00 <= unit <= 0xDFFF else self._taken(raw, chr(unit).encode())
 
     def uniform(self) -> bool:
-        if self.mode != PLAIN or self.raw is not None:
+        """Whether nothing but the length is asked of what follows."""
+        if self.mode != PLAIN or self.raw is not None or self.within_character():
             return False
-        for _, machine, state, avoided in self.strands:
-            if avoided or not self.machine.costs.uniform(machine):
-                return False
-            rest = machine.shortest(state)
-            if rest and 0x80 <= rest[0] < 0xC0:
-                return False
-        return True
+        return all(not out and self.machine.costs.uniform(machine) for _, machine, _, out in self.strands)
+
+    def within_character(self) -> bool:
+        """Whether a character of several bytes, or an escape, is under way."""
+        _, machine, state, _ = self.strands[0]
+        rest = machine.shortest(state)
+        return self.mode != PLAIN or (bool(rest) and 0x80 <= rest[0] < 0xC0)
 
     def _taken(self, raw: bytes | None, content: bytes) -> Frame | None:
         """Behind one more character, or byte of one."""

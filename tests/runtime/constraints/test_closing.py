@@ -80,8 +80,13 @@ def shortest(compiled: CompiledConstraint, banned: frozenset[int] = frozenset())
 
 
 REGEXES = [
-    r"[a-c]+@[a-c]{2,5}\.(com|org)", r"(a|bc{30})x", r"\d{4}-\d\d-\d\d", r"(ab|水)*!", r".{3,20}end", r"yes|no|perhaps not",
-]  # fmt: skip
+    r"[a-c]+@[a-c]{2,5}\.(com|org)",
+    r"(a|bc{30})x",
+    r"\d{4}-\d\d-\d\d",
+    r"(ab|水)*!",
+    r".{3,20}end",
+    r"yes|no|perhaps not",
+]
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
@@ -90,8 +95,8 @@ def test_regexes_end_within_every_limit(pattern: str, name: str) -> None:
     vocabulary = VOCABULARIES[name]
     compiled = ConstraintCompiler(vocabulary).compile(Constraint("regex", pattern))
     least = shortest(compiled)
-    for limit in range(least, least + 40):
-        for seed in range(4):
+    for limit in [*range(least, least + 12), least + 25, least + 40]:
+        for seed in range(3):
             text = draw(closing.start(compiled, limit), vocabulary, random.Random(seed), limit)
             assert re.fullmatch(pattern, text.decode())
 
@@ -120,19 +125,49 @@ def normal(*shapes: Any) -> Normal:
 # Each schema with its normal form, as the machine takes it.
 SCHEMAS: dict[str, tuple[Any, Normal]] = {
     "object": (
-        CLOSED | {"properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "id": {"type": "null"}}, "required": ["a"]},
-        normal((Objects((Member("a", 3, True), Member("b", 4), Member("id", 5)), ()),), INTEGER, (Strings(),), (Fixed("null"),)),
+        CLOSED
+        | {
+            "properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "id": {"type": "null"}},
+            "required": ["a"],
+        },
+        normal(
+            (Objects((Member("a", 3, True), Member("b", 4), Member("id", 5)), ()),),
+            INTEGER,
+            (Strings(),),
+            (Fixed("null"),),
+        ),
     ),
     "tree": (
-        CLOSED | {"properties": {"id": {"type": "string", "maxLength": 9}, "kids": {"type": "array", "items": {"$ref": "#"}}}, "required": ["id", "kids"]},
-        normal((Objects((Member("id", 3, True), Member("kids", 4, True)), ()),), (Strings(Text(most=9)),), (Arrays(rest=2),)),
+        CLOSED
+        | {
+            "properties": {"id": {"type": "string", "maxLength": 9}, "kids": {"type": "array", "items": {"$ref": "#"}}},
+            "required": ["id", "kids"],
+        },
+        normal(
+            (Objects((Member("id", 3, True), Member("kids", 4, True)), ()),),
+            (Strings(Text(most=9)),),
+            (Arrays(rest=2),),
+        ),
     ),
     "lists": (
-        {"type": "array", "items": {"type": "array", "items": {"enum": ["abc", "ab", True]}, "minItems": 1}, "minItems": 2},
-        normal((Arrays(rest=3, least=2),), (Arrays(rest=4, least=1),), (Strings(Text(only=frozenset({"abc", "ab"}))), Fixed("true"))),
+        {
+            "type": "array",
+            "items": {"type": "array", "items": {"enum": ["abc", "ab", True]}, "minItems": 1},
+            "minItems": 2,
+        },
+        normal(
+            (Arrays(rest=3, least=2),),
+            (Arrays(rest=4, least=1),),
+            (Strings(Text(only=frozenset({"abc", "ab"}))), Fixed("true")),
+        ),
     ),
     "either": (
-        {"anyOf": [{"type": "null"}, CLOSED | {"properties": {"the": {"type": "string", "minLength": 30}}, "required": ["the"]}]},
+        {
+            "anyOf": [
+                {"type": "null"},
+                CLOSED | {"properties": {"the": {"type": "string", "minLength": 30}}, "required": ["the"]},
+            ]
+        },
         normal((Fixed("null"), Objects((Member("the", 3, True),), ())), (Strings(Text(least=30)),)),
     ),
     "names": (
@@ -140,7 +175,7 @@ SCHEMAS: dict[str, tuple[Any, Normal]] = {
         normal((Objects(others=(Others(ANY_TEXT, 3),)),), INTEGER),
     ),
     "anything": (True, normal((Anything(),))),
-}  # fmt: skip
+}
 
 
 def schema(name: str, vocabulary: Vocabulary) -> LlgConstraint:
@@ -158,8 +193,8 @@ def test_schemas_end_within_every_limit(name: str, vocabulary: str) -> None:
     words = VOCABULARIES[vocabulary]
     compiled = schema(name, words)
     least = shortest(compiled)
-    for limit in [*range(least, least + 24), least + 60, least + 150]:
-        for seed in range(3):
+    for limit in [*range(least, least + 12), least + 60, least + 150]:
+        for seed in range(2):
             text = draw(closing.start(compiled, limit), words, random.Random(seed), limit)
             jsonschema.validate(json.loads(text), SCHEMAS[name][0])
 
@@ -188,7 +223,7 @@ def test_forks_and_rollbacks_stand_where_they_say(name: str) -> None:
     matcher = closing.start(compiled, limit)
     taken: list[int] = []
     rows = np.zeros((2, words.words), np.int32)
-    for _ in range(200):
+    for _ in range(100):
         if taken and chance.random() < 0.3:
             n = chance.randrange(len(taken) + 1)
             matcher.rollback(n)

@@ -69,7 +69,14 @@ CASES: dict[str, tuple[Any, Any, Normal]] = {
         normal((Arrays(rest=0, least=2, unique=True),)),
     ),
     "contains": (
-        {"type": "array", "items": {"enum": [1, 12, True]}, "contains": {"type": "integer"}, "minContains": 2, "maxContains": 2, "maxItems": 3},
+        {
+            "type": "array",
+            "items": {"enum": [1, 12, True]},
+            "contains": {"type": "integer"},
+            "minContains": 2,
+            "maxContains": 2,
+            "maxItems": 3,
+        },
         {"type": "array", "items": {"enum": [1, 12, True]}, "maxItems": 3},
         normal((Arrays(rest=3, most=3, contains=(Contains(4, 2, 2),)),), (listed(1, 12), Fixed("true")), (INTEGER,)),
     ),
@@ -81,14 +88,42 @@ CASES: dict[str, tuple[Any, Any, Normal]] = {
     "overlap": (
         {"oneOf": [{"type": "integer", "maximum": 5}, {"type": "integer", "minimum": 3}]},
         {"type": "integer"},
-        normal((Numbers(high=Fraction(2), multiple_of=(Fraction(1),)), Numbers(low=Fraction(6), multiple_of=(Fraction(1),)))),
+        normal(
+            (
+                Numbers(high=Fraction(2), multiple_of=(Fraction(1),)),
+                Numbers(low=Fraction(6), multiple_of=(Fraction(1),)),
+            )
+        ),
     ),
     "pairs": (
-        {"type": "array", "minItems": 2, "maxItems": 3, "uniqueItems": True, "items": {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}},
-        {"type": "array", "minItems": 2, "maxItems": 3, "items": {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}},
-        normal((Arrays(rest=3, least=2, most=3, unique=True),), (Objects((Member("a", 4, True),), ()),), (listed(1, 2),)),
+        {
+            "type": "array",
+            "minItems": 2,
+            "maxItems": 3,
+            "uniqueItems": True,
+            "items": {
+                "type": "object",
+                "properties": {"a": {"enum": [1, 2]}},
+                "required": ["a"],
+                "additionalProperties": False,
+            },
+        },
+        {
+            "type": "array",
+            "minItems": 2,
+            "maxItems": 3,
+            "items": {
+                "type": "object",
+                "properties": {"a": {"enum": [1, 2]}},
+                "required": ["a"],
+                "additionalProperties": False,
+            },
+        },
+        normal(
+            (Arrays(rest=3, least=2, most=3, unique=True),), (Objects((Member("a", 4, True),), ()),), (listed(1, 2),)
+        ),
     ),
-}  # fmt: skip
+}
 
 
 def monitored(name: str, vocabulary: Vocabulary) -> MonitoredConstraint:
@@ -171,6 +206,7 @@ def test_every_value_of_a_small_language_can_be_written(name: str) -> None:
     valid = {
         json.dumps(value, separators=(",", ":"))
         for value in every
-        if jsonschema.Draft202012Validator(schema).is_valid(value) and jsonschema.Draft202012Validator(wide).is_valid(value)
+        if jsonschema.Draft202012Validator(schema).is_valid(value)
+        and jsonschema.Draft202012Validator(wide).is_valid(value)
     }
     assert found == valid
