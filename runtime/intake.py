@@ -13,6 +13,7 @@ from itertools import count
 
 from palmette.errors import ArgumentError, ContextLengthError, PalmetteError
 from palmette.runtime import options
+from palmette.runtime.constraints import closing
 from palmette.runtime.constraints.beginnings import legal_beginnings
 from palmette.runtime.constraints.compile import ConstraintCompiler, validate
 from palmette.runtime.group import Group
@@ -22,7 +23,7 @@ from palmette.runtime.loop import EngineLoop
 from palmette.runtime.models.model import Model
 from palmette.runtime.pins import Pins
 from palmette.runtime.protocol import Event, GenerateRequest, SamplingParams, ScoreRequest, ScoreResult
-from palmette.runtime.request import GenerateJob, Healed, Prepared, TextTools, drawn_by, ends_of
+from palmette.runtime.request import GenerateJob, Healed, Prepared, TextTools, drawn_by, ends_of, spelled_ends
 from palmette.runtime.sampler import mix64, sample_seed
 from palmette.runtime.score import Boundary, OptionTree, ScoreJob, check_score, find_boundary, result_of
 from palmette.runtime.stopping import StopCompiler, validate_stop
@@ -129,9 +130,16 @@ class Intake:
             compiled = self._compiler.compile(request.constraint) if request.constraint is not None else None
             # Anew, as somebody may have pinned slots meanwhile.
             room = self._room(prepared.prompt, request)
+            if compiled is not None and room:
+                # A limit below the shortest text is told at once.
+                closing.start(compiled, room, banned=self._banned(request))
             self._set_out(replace(prepared, patterns=patterns, compiled=compiled, new_tokens=room))
         except Exception as error:
             prepared.group.fail(error)
+
+    def _banned(self, request: GenerateRequest) -> frozenset[int]:
+        """The tokens that no constraint's text may be completed with."""
+        return spelled_ends(ends_of(request, self._tools), self._tools)
 
     def _set_out(self, prepared: Prepared) -> None:
         """Send the samples to the engine; first, where the prompt is to be healed, what computes how."""
@@ -170,7 +178,10 @@ class Intake:
         )
         if tail is None:
             return None
-        legal = partial(legal_beginnings, compiled.start(), vocabulary) if compiled is not None else None
+        legal = None
+        if compiled is not None:
+            begin = closing.start(compiled, prepared.new_tokens, banned=self._banned(request))
+            legal = partial(legal_beginnings, begin, vocabulary)
         tree = CoverTree(tail, vocabulary, drawn_by(request.params), banned=ends, legal=legal)
         return tree if tree.crosses else None
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from palmette.errors import ArgumentError, ConstraintError, PalmetteError
+from palmette.runtime.constraints import closing
 from palmette.runtime.constraints.matcher import CompiledConstraint, Matcher
 from palmette.runtime.detokenize import TextStream
 from palmette.runtime.group import Group
@@ -91,6 +92,11 @@ def ends_of(request: GenerateRequest, tools: TextTools) -> frozenset[int]:
     return own.union(params.stop_token_ids, named_stops(params, tools.control))
 
 
+def spelled_ends(ends: frozenset[int], tools: TextTools) -> frozenset[int]:
+    """Those that would be text elsewhere."""
+    return frozenset(token for token in ends if token < len(tools.bytes_of) and tools.bytes_of[token])
+
+
 class GenerateJob(Job):
     """One sample of a generate request. Where its prompt was healed, `prompt` holds the kept tokens and those of the
     cover that spell nothing but the prompt."""
@@ -124,7 +130,10 @@ class GenerateJob(Job):
             self.number = healed.job.number
             self.goes_on = True
         compiled = prepared.compiled
-        self.matcher: Matcher | None = compiled.start() if compiled is not None else None
+        self.ends = ends_of(request, tools)
+        self.matcher: Matcher | None = None
+        if compiled is not None:
+            self.matcher = self._start(compiled)
         stops = params.stop or params.stop_regex
         self._endings = compiled.endings() if compiled is not None and stops else None
         # The prompt's tokens that are told before the generated ones: with `echo` all, with their text.
@@ -142,7 +151,6 @@ class GenerateJob(Job):
             opens=self._may_stop_at if self._endings is not None else None,
         )
         self.text_ends = list(accumulate(map(len, front)))
-        self.ends = ends_of(request, tools)
         self._named = named_stops(params, tools.control)
         self.finish_reason: FinishReason = "error"
         self.matched: str | int | None = None
@@ -159,6 +167,17 @@ class GenerateJob(Job):
         repeats = params.repetition_penalty != 1.0
         penalised = repeats or params.frequency_penalty or params.presence_penalty
         self.tally: Tally | None = Tally(prompt if repeats else ()) if penalised else None
+
+    def _start(self, compiled: CompiledConstraint) -> Matcher:
+        """The constraint's matcher, at the first token that is free."""
+        if self.new_tokens == 0:
+            return compiled.start()
+        begun: list[int] = []
+        if self.healed is not None and self.healed.cover.extra:
+            # What the first token brings of the text, which may be spelled in several.
+            begun = self.tools.spell(self.healed.cover.extra) or [-1]
+        limit = self.new_tokens - bool(begun)
+        return closing.start(compiled, limit, begun=begun, banned=spelled_ends(self.ends, self.tools))
 
     @property
     def generated(self) -> int:
@@ -226,8 +245,6 @@ class GenerateJob(Job):
         """The token that reaches from the prompt into the text is the first one generated."""
         if cover.logprob is not None:
             self.logprobs.append(cover.logprob)
-        if self.matcher is not None and not all(map(self.matcher.advance, self.tools.spell(cover.extra) or [-1])):
-            raise RuntimeError(f"the constraint refused the text {cover.extra!r}, which it had allowed")
         self._append(cover.tokens[-1], cover.extra)
 
     def go_on(self, drawn: Drawn | None) -> None:

@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 from palmette.errors import ConstraintError
 from palmette.runtime.constraints.automaton import Automaton
-from palmette.runtime.constraints.determinize import TooLarge, build
+from palmette.runtime.constraints.automaton_characters import build
+from palmette.runtime.constraints.determinize import TooLarge
 from palmette.runtime.constraints.regex_language import Language, read_stop
 
 # A thread for each state is stepped for each byte, so a pattern may have fewer of them than a constraint.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Protocol
 
 import numpy as np
 
-from palmette.runtime.constraints.trie import ByteTrie, ranges
+from palmette.runtime.constraints.trie import ByteTrie
 
 
 class Automaton(Protocol):
@@ -32,35 +33,20 @@ class Automaton(Protocol):
         """The bytes that may follow, ascending."""
         ...
 
+    def shortest_end(self, state: int) -> bytes:
+        """The fewest bytes that lead to a final state; of equally few, readable ones."""
+        ...
 
-class TableAutomaton:
-    """A table with one column for each class of bytes that no state tells apart."""
+    def longest_end(self) -> int:
+        """As many bytes as `shortest_end` has at the most, from any state."""
+        ...
 
-    def __init__(self, table: np.ndarray, final: np.ndarray, start: int = 0) -> None:
-        """table: int32 [states, 256], -1 where there is no step; final: bool [states]. The start must be alive."""
-        columns = [table[:, byte] for byte in range(256)]
-        classes: dict[bytes, int] = {}
-        self._class = np.array([classes.setdefault(column.tobytes(), len(classes)) for column in columns], np.int32)
-        _, first = np.unique(self._class, return_index=True)
-        self._table = np.ascontiguousarray(table[:, first], np.int32)
-        self._final = final
-        self.start = start
-        self.nbytes = self._table.nbytes + self._class.nbytes + final.nbytes
+    def row_key(self, state: int, length: int) -> tuple[object, ...]:
+        """Equal for states, of any automata, from which the same texts of up to `length` bytes can be gone on with."""
+        ...
 
-    def __len__(self) -> int:
-        return len(self._table)
 
-    def step(self, state: int, byte: int) -> int:
-        return int(self._table[state, self._class[byte]])
-
-    def steps(self, states: np.ndarray, bytes_: np.ndarray) -> np.ndarray:
-        return self._table[states, self._class[bytes_]]
-
-    def final(self, state: int) -> bool:
-        return bool(self._final[state])
-
-    def exits(self, state: int) -> np.ndarray:
-        return np.flatnonzero(self._table[state, self._class] >= 0)
+_numbers = count()
 
 
 class TrieAutomaton:
@@ -69,7 +55,10 @@ class TrieAutomaton:
     start = 0
 
     def __init__(self, strings: list[bytes]) -> None:
-        self._trie = ByteTrie([(s, i) for i, s in enumerate(dict.fromkeys(strings))])
+        self._trie = ByteTrie(zip(strings, count(), strict=False))
+        self._given = np.fromiter(map(len, strings), np.int32, len(strings))
+        self._lengths: np.ndarray | None = None
+        self._number = next(_numbers)
         self.nbytes = self._trie.nbytes
 
     def step(self, state: int, byte: int) -> int:
@@ -83,6 +72,26 @@ class TrieAutomaton:
 
     def exits(self, state: int) -> np.ndarray:
         return self._trie.byte[self._trie.lo[state] : self._trie.hi[state]]
+
+    def shortest_end(self, state: int) -> bytes:
+        trie = self._trie
+        order, lo, hi = trie.spans
+        if self._lengths is None:
+            # In the order of the strings, so that those below a node lie side by side.
+            self._lengths = self._given[trie.ends[order]]
+        first = int(lo[state])
+        node = int(trie.end_nodes[order[first + int(np.argmin(self._lengths[first : int(hi[state])]))]])
+        out = bytearray()
+        while node != state:
+            out.append(int(trie.byte[node]))
+            node = trie.parent(node)
+        return bytes(reversed(out))
+
+    def longest_end(self) -> int:
+        return int(self._given.max())
+
+    def row_key(self, state: int, length: int) -> tuple[object, ...]:
+        return ("choices", self._number, state)
 
 
 def walk(automaton: Automaton, state: int, text: bytes) -> int:
@@ -104,21 +113,3 @@ def forced_run(automaton: Automaton, state: int, limit: int = 4096) -> tuple[byt
         run.append(int(exits[0]))
         state = automaton.step(state, int(exits[0]))
     return bytes(run), state
-
-
-def allowed_tokens(automaton: Automaton, state: int, trie: ByteTrie, node: int = 0) -> np.ndarray:
-    """Ids of the strings of `trie` below `node` whose remaining bytes the automaton can take from `state`.
-
-    Both are walked together, breadth first, and what the automaton refuses is pruned with all that is below it
-    (CONSTRAINTS.md §4.3). The strings that end at `node` itself are not among them.
-    """
-    nodes, states = np.array([node]), np.array([state])
-    found = []
-    while len(nodes):
-        child, owner = ranges(trie.lo[nodes], trie.hi[nodes])
-        to = automaton.steps(states[owner], trie.byte[child])
-        alive = to >= 0
-        nodes, states = child[alive], to[alive]
-        first, last = trie.end_lo[nodes], trie.end_hi[nodes]
-        found.append(trie.ends[ranges(first, last)[0]])
-    return np.concatenate(found)

@@ -8,30 +8,35 @@ from threading import Lock
 
 import numpy as np
 
-from palmette.runtime.constraints.automaton import Automaton, allowed_tokens, forced_run, walk
+from palmette.runtime.constraints.automaton import Automaton, forced_run, walk
+from palmette.runtime.constraints.closing_places import AutomatonPlace, Ends
 from palmette.runtime.constraints.endings import Endings
 from palmette.runtime.constraints.forcing import canonical
+from palmette.runtime.constraints.token_masks import allowed_tokens
 from palmette.runtime.constraints.vocabulary import Vocabulary
+
+RowKey = tuple[object, ...]
 
 
 class RowCache:
-    """Mask rows by (automaton, state), least recently used out first; one budget for all constraints of a compiler."""
+    """Mask rows by what may follow, least recently used out first; one budget for all constraints of a compiler, which
+    share the rows of states that the tokens of its vocabulary cannot tell apart."""
 
     def __init__(self, limit: int) -> None:
         """limit: bytes."""
         self._limit = limit
-        self._rows: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()
+        self._rows: OrderedDict[RowKey, np.ndarray] = OrderedDict()
         self._lock = Lock()
         self.nbytes = 0
 
-    def get(self, key: tuple[int, int]) -> np.ndarray | None:
+    def get(self, key: RowKey) -> np.ndarray | None:
         with self._lock:
             row = self._rows.get(key)
             if row is not None:
                 self._rows.move_to_end(key)
             return row
 
-    def put(self, key: tuple[int, int], row: np.ndarray) -> None:
+    def put(self, key: RowKey, row: np.ndarray) -> None:
         with self._lock:
             old = self._rows.pop(key, None)
             self.nbytes += row.nbytes - (0 if old is None else old.nbytes)
@@ -40,26 +45,29 @@ class RowCache:
                 _, out = self._rows.popitem(last=False)
                 self.nbytes -= out.nbytes
 
-    def drop(self, automaton: int) -> None:
-        """Forgets the rows of one automaton."""
-        with self._lock:
-            for key in [key for key in self._rows if key[0] == automaton]:
-                self.nbytes -= self._rows.pop(key).nbytes
-
 
 class AutomatonConstraint:
     """A compiled constraint over an automaton. Rows are made on the first visit of a state (CONSTRAINTS.md §4.3)."""
 
-    def __init__(self, automaton: Automaton, vocabulary: Vocabulary, rows: RowCache, number: int) -> None:
-        """number: unique among the constraints that share `rows`."""
+    def __init__(self, automaton: Automaton, vocabulary: Vocabulary, rows: RowCache) -> None:
         self.automaton = automaton
         self.vocabulary = vocabulary
-        self.number = number
         self._rows = rows
-        self.nbytes = automaton.nbytes
+        # Here, and not at the first mask: that one is asked for in the engine's loop.
+        self._keys: dict[int, RowKey] = {automaton.start: self._key(automaton.start)}
+        self._place: AutomatonPlace | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.automaton.nbytes + 200 * len(self._keys)
 
     def start(self) -> AutomatonMatcher:
         return AutomatonMatcher(self, self.automaton.start)
+
+    def place(self) -> AutomatonPlace:
+        if self._place is None:
+            self._place = AutomatonPlace(Ends(self.automaton), self.automaton.start)
+        return self._place
 
     def endings(self) -> Endings:
         return Endings(self.start(), self.vocabulary)
@@ -68,13 +76,18 @@ class AutomatonConstraint:
         state = walk(self.automaton, self.automaton.start, text)
         return state >= 0 and self.automaton.final(state) and self.vocabulary.segment(text) is not None
 
+    def _key(self, state: int) -> RowKey:
+        return (*self.automaton.row_key(state, self.vocabulary.longest), self.automaton.final(state))
+
     def row(self, state: int) -> np.ndarray:
         """The mask row of a state, int32 [words]; not to be written to."""
-        key = (self.number, state)
+        key = self._keys.get(state)
+        if key is None:
+            key = self._keys[state] = self._key(state)
         row = self._rows.get(key)
         if row is None:
             row = self.vocabulary.row(allowed_tokens(self.automaton, state, self.vocabulary.trie))
-            if self.automaton.final(state):
+            if key[-1]:
                 row |= self.vocabulary.end_bits
             self._rows.put(key, row)
         return row

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import Enum
 from functools import lru_cache
+
+import numpy as np
 
 CharSet = tuple[tuple[int, int], ...]
 """Inclusive ranges of code points: ascending, disjoint, not adjacent. Surrogates are never in it: no text has them."""
@@ -72,19 +74,12 @@ def intersection(a: CharSet, b: CharSet) -> CharSet:
     return tuple(out)
 
 
-def size(chars: CharSet) -> int:
-    return sum(hi - lo + 1 for lo, hi in chars)
-
-
 @lru_cache(maxsize=3)
 def _unicode_class(letter: str) -> CharSet:
-    tests: dict[str, Callable[[str], bool]] = {
-        "d": str.isdecimal,
-        "w": lambda c: c.isalnum() or c == "_",
-        "s": str.isspace,
-    }
+    # `re` itself says it, in one pass over all characters: many times faster than asking for each.
     last = 0x3000 if letter == "s" else _LAST  # no blank stands further up
-    return charset((c, c) for c in range(last + 1) if tests[letter](chr(c)))
+    every = np.arange(last + 1, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
+    return charset((m.start(), m.end() - 1) for m in re.finditer(rf"\{letter}+", every))
 
 
 class Reading(Enum):

@@ -6,26 +6,34 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import count
+from functools import cache, partial
 from threading import Lock
 from time import monotonic
+from types import MappingProxyType
+from typing import Any
 
 import llguidance
 
 from palmette.errors import ConstraintError
-from palmette.runtime.constraints import llg, structural
+from palmette.runtime.constraints import gbnf, json_schema, llg, structural
 from palmette.runtime.constraints.automaton import TrieAutomaton
+from palmette.runtime.constraints.automaton_characters import build
 from palmette.runtime.constraints.automaton_matcher import AutomatonConstraint, RowCache
-from palmette.runtime.constraints.determinize import TooLarge, build
+from palmette.runtime.constraints.determinize import TooLarge
+from palmette.runtime.constraints.json_in_lark import with_schemas_lowered
 from palmette.runtime.constraints.matcher import CompiledConstraint
 from palmette.runtime.constraints.regex_language import Language, read_regex
 from palmette.runtime.constraints.regex_rust import rust_regex
+from palmette.runtime.constraints.schema.machine_graph import Unsupported
+from palmette.runtime.constraints.schema.monitor import MonitoredConstraint, schema_place
+from palmette.runtime.constraints.schema.normal import Budget, normal_form
+from palmette.runtime.constraints.schema.shapes import Normal
 from palmette.runtime.constraints.vocabulary import Vocabulary
 from palmette.runtime.protocol import Constraint
 
 _FAILURE_BYTES = 4096  # what a kept failure is counted as
 _MAX_STATES = 20_000
-_BY_LLGUIDANCE = ("json_schema", "grammar", "structural_tag")
+_SECONDS = 5.0  # that one compilation may take
 
 
 class Expired(ConstraintError):
@@ -74,26 +82,30 @@ def _text(constraint: Constraint) -> str:
     return constraint.spec
 
 
-def _llguidance_grammar(constraint: Constraint, control: Mapping[str, int | None]) -> str:
-    """The grammar of a `json_schema`, `grammar` or `structural_tag` constraint, in llguidance's own form; control: see
+def _grammar(
+    constraint: Constraint, control: Mapping[str, int | None], documents: Mapping[str, Any], seconds: float
+) -> str:
+    """The grammar of a `grammar` or `structural_tag` constraint, in llguidance's own form; control: see
     structural.lark."""
-    if constraint.kind == "json_schema":
-        from palmette.runtime.constraints import json_schema  # the package behind it takes its time
-
-        return json_schema.grammar(json_schema.read(_text(constraint)), whitespace=constraint.whitespace)
     text = structural.lark(_text(constraint), control) if constraint.kind == "structural_tag" else _text(constraint)
     if not text.strip():
         raise ConstraintError("the grammar is empty", hint='give a Lark grammar with a rule named "start"')
+    if gbnf.is_gbnf(text):
+        text = gbnf.to_lark(text)
+    else:
+        text = with_schemas_lowered(
+            text, lambda schema: _normal_form(schema, documents, seconds), whitespace=constraint.whitespace
+        )
     return llguidance.LLMatcher.grammar_from_lark(text)
+
+
+def _normal_form(schema: str, documents: Mapping[str, Any], seconds: float) -> Normal:
+    return normal_form(schema, documents=documents, budget=Budget(seconds=max(seconds, 0.01)))
 
 
 def _refuse(constraint: Constraint, message: str) -> ConstraintError:
     """llguidance's refusal in our words."""
-    if constraint.kind == "json_schema":
-        from palmette.runtime.constraints import json_schema
-
-        return json_schema.refusal(message, _text(constraint))
-    where = message.split(":", 1)[0] if message.startswith("at ") else ""
+    where = message.split(":", 1)[0] if message.startswith("at ") and not gbnf.is_gbnf(_text(constraint)) else ""
     return ConstraintError(
         f"the {constraint.kind} was refused: {message.strip()}",
         pointer=_position(where, _text(constraint)) if where else "",
@@ -113,15 +125,19 @@ def _position(where: str, text: str) -> str:
     return f"@{sum(len(before) + 1 for before in lines[: int(line) - 1]) + int(number) - 1}"
 
 
-def validate(constraint: Constraint) -> None:
+def validate(constraint: Constraint, *, documents: Mapping[str, Any] = MappingProxyType({})) -> None:
     """All checks that need no vocabulary, so that a wrong constraint is told of before anything is sent.
-    ConstraintError with a pointer and a hint."""
+    documents: JSON Schemas by URI, to which a $ref may lead. ConstraintError with a pointer and a hint."""
     if constraint.kind == "choices":
         _options(constraint)
     elif constraint.kind == "regex":
         read_regex(_text(constraint))
-    elif constraint.kind in _BY_LLGUIDANCE:
-        wrong, messages = llguidance.LLMatcher.validate_grammar_with_warnings(_llguidance_grammar(constraint, {}))
+    elif constraint.kind == "json_schema":
+        normal = _normal_form(_text(constraint), documents, _SECONDS)
+        json_schema.validate(normal, whitespace=constraint.whitespace)
+    elif constraint.kind in ("grammar", "structural_tag"):
+        grammar = _grammar(constraint, {}, documents, _SECONDS)
+        wrong, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar)
         if wrong:
             raise _refuse(constraint, messages[0])
     else:
@@ -138,9 +154,18 @@ class ConstraintCompiler:
     first, within `cache_bytes` (half of it for grammars, half for mask rows). Failures are kept too.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, cache_bytes: int = 256 << 20, timeout: float = 5.0) -> None:
-        """timeout: seconds that one compilation of a regex may take; grammars are bound by llguidance's own limits."""
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        cache_bytes: int = 256 << 20,
+        timeout: float = _SECONDS,
+        documents: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """timeout: seconds that one compilation may take; llguidance's part of it is bound by limits of its own.
+        documents: JSON Schemas by URI, to which a $ref may lead."""
         self.vocabulary = vocabulary
+        self._documents = documents
         self._timeout = timeout
         # An end token is the engine's to ask for: a text that is to end with one is complete before it.
         self._control = {
@@ -148,7 +173,6 @@ class ConstraintCompiler:
         }
         self._limit = cache_bytes // 2
         self._rows = RowCache(cache_bytes - self._limit)
-        self._numbers = count()
         self._lock = Lock()
         self._tokenizer_lock = Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
@@ -186,7 +210,9 @@ class ConstraintCompiler:
             error = future.exception()
             if isinstance(error, ConstraintError):
                 # Each caller gets its own: an exception carries the traceback of where it was raised.
-                raise type(error)(error.message, pointer=error.pointer, hint=error.hint) from error
+                raise type(error)(
+                    error.message, pointer=error.pointer, hint=error.hint, more=error.faults[1:]
+                ) from error
             return future.result()
         begun = monotonic()
         try:
@@ -221,46 +247,66 @@ class ConstraintCompiler:
             self._remove(constraint)
 
     def _remove(self, constraint: Constraint) -> None:
-        future = self._kept.pop(constraint)
+        self._kept.pop(constraint)
         self._nbytes -= self._sizes.pop(constraint)
-        if future.done() and future.exception() is None and isinstance(gone := future.result(), AutomatonConstraint):
-            self._rows.drop(gone.number)
 
     def _compile(self, constraint: Constraint, deadline: float) -> CompiledConstraint:
         if constraint.kind == "choices":
             automaton = TrieAutomaton([option.encode() for option in _options(constraint)])
-            return AutomatonConstraint(automaton, self.vocabulary, self._rows, next(self._numbers))
+            return AutomatonConstraint(automaton, self.vocabulary, self._rows)
         if constraint.kind == "regex":
             return self._regex(constraint, read_regex(_text(constraint)), deadline)
-        if constraint.kind in _BY_LLGUIDANCE:
-            return self._llguidance(constraint, _llguidance_grammar(constraint, self._control))
+        if constraint.kind == "json_schema":
+            return self._json_schema(constraint, deadline)
+        if constraint.kind in ("grammar", "structural_tag"):
+            grammar = _grammar(constraint, self._control, self._documents, deadline - monotonic())
+            return self._llguidance(constraint, grammar)
         validate(constraint)
         raise AssertionError(constraint.kind)
 
     def _regex(self, constraint: Constraint, language: Language, deadline: float) -> CompiledConstraint:
         rust = rust_regex(language)
-        if rust is None or not language.wide_repeats:
-            try:
-                automaton = build(language, max_states=_MAX_STATES, deadline=deadline)
-                return AutomatonConstraint(automaton, self.vocabulary, self._rows, next(self._numbers))
-            except ValueError as error:
-                raise ConstraintError(
-                    "no text matches the regex", hint="its look-aheads contradict the rest"
+        try:
+            automaton = build(language, max_states=_MAX_STATES, deadline=deadline)
+            return AutomatonConstraint(automaton, self.vocabulary, self._rows)
+        except ValueError as error:
+            raise ConstraintError("no text matches the regex", hint="its look-aheads contradict the rest") from error
+        except TooLarge as error:
+            if rust is None:
+                kind = Expired if error.expired else ConstraintError
+                raise kind(
+                    f"the regex needs more than {error.limit}",
+                    hint="shorten its counted repeats, or leave out look-aheads and word boundaries",
                 ) from error
-            except TooLarge as error:
-                if rust is None:
-                    kind = Expired if error.expired else ConstraintError
-                    raise kind(
-                        f"the regex needs more than {error.limit}",
-                        hint="shorten its counted repeats, or leave out look-aheads and word boundaries",
-                    ) from error
         return self._llguidance(constraint, llguidance.LLMatcher.grammar_from_regex(rust))
 
+    def _json_schema(self, constraint: Constraint, deadline: float) -> CompiledConstraint:
+        text, whitespace = _text(constraint), constraint.whitespace
+        normal = _normal_form(text, self._documents, deadline - monotonic())
+        message = ""
+        for lowered in json_schema.ways(normal, whitespace=whitespace):
+            root = self._root(lowered.grammar)
+            if root.is_error():
+                message = root.get_error()
+                continue
+            if lowered.exact:
+                place = cache(partial(schema_place, normal, whitespace=whitespace))
+                return llg.LlgConstraint(root, lowered.grammar, self.vocabulary, place)
+            grammar = llg.LlgConstraint(root, lowered.grammar, self.vocabulary)
+            try:
+                return MonitoredConstraint(grammar, normal, self.vocabulary, whitespace=whitespace)
+            except (TooLarge, Unsupported) as error:
+                raise json_schema.unwatched(text, normal, lowered.loose[0]) from error
+        raise json_schema.refusal(normal, message)
+
     def _llguidance(self, constraint: Constraint, grammar: str) -> CompiledConstraint:
-        with self._tokenizer_lock:
-            if self._tokenizer is None:
-                self._tokenizer = llg.tokenizer(self.vocabulary)
-        root = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=llg.limits())
+        root = self._root(grammar)
         if root.is_error():
             raise _refuse(constraint, root.get_error())
         return llg.LlgConstraint(root, grammar, self.vocabulary)
+
+    def _root(self, grammar: str) -> llguidance.LLMatcher:
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                self._tokenizer = llg.tokenizer(self.vocabulary)
+        return llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=llg.limits())

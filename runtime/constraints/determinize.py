@@ -1,155 +1,76 @@
-"""From a regex's tree to a byte automaton, within a budget of states and time.
+"""From a regex's tree to an automaton over characters, within a budget of states and time.
 
 1. Every character class of the tree becomes a position, counted repeats written out (Glushkov 1961). What may come
-   next is a set of positions, held as the bits of an int.
-2. The sets that can be reached are the states (subset construction), over blocks of characters that no class tells
-   apart. A language with conditions runs all its parts side by side and decides at the end.
-3. States that lead nowhere are dropped, equal ones merged (Moore 1956), and each step over characters is written
-   out in the bytes of UTF-8, equal tails shared.
+   next is a set of positions; END is in it where the text may end.
+2. The sets that can be reached are the states (subset construction), over symbols: sets of characters that no class
+   tells apart. A language with conditions runs all its parts side by side and decides at the end.
+3. States that lead nowhere are dropped, equal ones merged (Moore 1956).
 
-outlines-core's Index over the 256 bytes would do 1 to 3 for plain patterns (CONSTRAINTS.md §4.3), but can neither be
+outlines-core's Index over the 256 bytes would do that for plain patterns (CONSTRAINTS.md §4.3), but can neither be
 bounded nor stopped: `[ab]*a[ab]{30}` would take the whole machine.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from secrets import randbits
 from time import monotonic
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from palmette.runtime.constraints.automaton import TableAutomaton
-from palmette.runtime.constraints.charset import CharSet, utf8
+from palmette.runtime.constraints.charset import CharSet
 from palmette.runtime.constraints.regex_language import Language
-from palmette.runtime.constraints.regex_syntax import Alt, Chars, Node, Repeat, Seq
+from palmette.runtime.constraints.regex_positions import END, Positions
+from palmette.runtime.constraints.regex_positions import TooLarge as TooLarge
+from palmette.runtime.constraints.regex_syntax import Node
 
-_MAX_POSITIONS = 20_000
+_READING_SECONDS = 2.0
+_MAX_WORK = 20_000_000  # positions looked at while the states are made
 _MOORE_ROUNDS = 24
 _MOORE_STATES = 4000
 
-
-class TooLarge(Exception):
-    """The automaton went over its budget; `limit` says which in words, `expired`: it was the time."""
-
-    def __init__(self, limit: str, *, expired: bool = False) -> None:
-        super().__init__(limit)
-        self.limit = limit
-        self.expired = expired
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """A part of the tree as positions: bits of those that begin and end its texts."""
-
-    nullable: bool
-    first: int
-    last: int
-
-
-class _Positions:
-    """The positions of one tree: `classes[p]`, `follow[p]` (bits of the positions that may come after p)."""
-
-    def __init__(self, node: Node) -> None:
-        if _count(node) > _MAX_POSITIONS:
-            raise TooLarge(f"{_MAX_POSITIONS:,} character positions")
-        self.classes: list[CharSet] = []
-        self.follow: list[int] = []
-        span = self._span(node)
-        self.first, self.last, self.nullable = span.first, span.last, span.nullable
-
-    def _span(self, node: Node) -> _Span:
-        if isinstance(node, Chars):
-            self.classes.append(node.chars)
-            self.follow.append(0)
-            bit = 1 << (len(self.classes) - 1)
-            return _Span(False, bit, bit)
-        if isinstance(node, Seq):
-            span = _Span(True, 0, 0)
-            for item in node.items:
-                span = self._join(span, self._span(item))
-            return span
-        if isinstance(node, Alt):
-            spans = [self._span(option) for option in node.options]
-            first = last = 0
-            for span in spans:
-                first, last = first | span.first, last | span.last
-            return _Span(any(span.nullable for span in spans), first, last)
-        assert isinstance(node, Repeat)
-        span = _Span(True, 0, 0)
-        for _ in range(node.least - (node.most is None and node.least > 0)):
-            span = self._join(span, self._span(node.body))
-        if node.most is None:
-            loop = self._span(node.body)
-            for p in _bits(loop.last):
-                self.follow[p] |= loop.first
-            return self._join(span, _Span(loop.nullable or node.least == 0, loop.first, loop.last))
-        # x{0,3} as (x(x(x)?)?)?, built from the inside, so that a position is followed by one copy only.
-        rest = _Span(True, 0, 0)
-        for _ in range(node.most - node.least):
-            rest = self._join(self._span(node.body), rest)
-            rest = _Span(True, rest.first, rest.last)
-        return self._join(span, rest)
-
-    def _join(self, a: _Span, b: _Span) -> _Span:
-        if b.first:
-            for p in _bits(a.last):
-                self.follow[p] |= b.first
-        return _Span(
-            a.nullable and b.nullable,
-            a.first | (b.first if a.nullable else 0),
-            b.last | (a.last if b.nullable else 0),
-        )
-
-
-def _count(node: Node) -> int:
-    """Positions of the node, counted before they are made."""
-    if isinstance(node, Chars):
-        return 1
-    if isinstance(node, Seq):
-        return sum(map(_count, node.items))
-    if isinstance(node, Alt):
-        return sum(map(_count, node.options))
-    assert isinstance(node, Repeat)
-    return _count(node.body) * max(node.least, node.most or 1)
-
-
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
+_State = frozenset[int]
+_DEAD: _State = frozenset()
 
 
 class _Part:
-    """One tree run over blocks of characters. A state: bits of the positions that may come next, and one more bit,
-    the highest, when the text may end here."""
+    """One tree run over symbols. A state: the positions that may come next, and END when the text may end here."""
 
-    def __init__(self, node: Node) -> None:
-        self.positions = _Positions(node)
-        self.end = 1 << len(self.positions.classes)
-        self.start = self.positions.first | (self.end if self.positions.nullable else 0)
-        self._memo: dict[int, int] = {}
+    def __init__(self, node: Node, deadline: float) -> None:
+        positions = Positions(node, deadline)
+        known: dict[CharSet, int] = {}
+        self.class_of = [known.setdefault(chars, len(known)) for chars in positions.classes]
+        self.classes = list(known)
+        self.start, self._follow = positions.start, positions.follow
+        self.symbols_of: list[list[int]] = [[] for _ in known]
+        self.symbols = 0
+        self.work = 0
+        self._memo: dict[_State, list[_State]] = {}
 
-    def by_block(self, blocks: list[int]) -> list[int]:
-        """Per block (given by its first character) the positions whose class holds it."""
-        masks = [0] * len(blocks)
-        for p, chars in enumerate(self.positions.classes):
-            for lo, hi in chars:
-                for b in range(bisect_right(blocks, lo) - 1, bisect_right(blocks, hi)):
-                    masks[b] |= 1 << p
-        return masks
+    def after(self, state: _State) -> list[_State]:
+        """The state after each symbol; kept for when it is asked for again."""
+        row = self._memo.get(state)
+        if row is None:
+            row = self._memo[state] = self.row(state)
+        return row
 
-    def after(self, taken: int) -> int:
-        """The state after a character of all the positions `taken`."""
-        state = self._memo.get(taken)
-        if state is None:
-            state = self.end if taken & self.positions.last else 0
-            for p in _bits(taken):
-                state |= self.positions.follow[p]
-            self._memo[taken] = state
-        return state
+    def row(self, state: _State) -> list[_State]:
+        """The state after each symbol."""
+        row = [_DEAD] * self.symbols
+        groups: dict[int, list[int]] = {}
+        for p in state:
+            if p != END:
+                groups.setdefault(self.class_of[p], []).append(p)
+        for c, taken in groups.items():
+            to = self._follow[taken[0]]
+            if len(taken) > 1:
+                to = to.union(*(self._follow[p] for p in taken[1:]))
+            self.work += len(taken) + len(to)
+            for symbol in self.symbols_of[c]:
+                row[symbol] = row[symbol] | to if row[symbol] else to
+        return row
 
 
 def _parts(language: Language, into: list[Node]) -> None:
@@ -157,6 +78,19 @@ def _parts(language: Language, into: list[Node]) -> None:
         into.append(branch.body)
         for condition in branch.conditions:
             _parts(condition.language, into)
+
+
+def _alive(language: Language, states: tuple[_State, ...], at: int = 0) -> tuple[bool, int]:
+    """Whether a text of the language may still come as far as its branches' bodies and the conditions that hold can
+    tell, given the states of its parts from `at` on; and where the parts behind it begin."""
+    found = False
+    for branch in language.branches:
+        good, at = bool(states[at]), at + 1
+        for condition in branch.conditions:
+            alive, at = _alive(condition.language, states, at)
+            good &= alive or not condition.holds
+        found |= good
+    return found, at
 
 
 def _final(language: Language, ends: Iterator[bool]) -> bool:
@@ -170,56 +104,142 @@ def _final(language: Language, ends: Iterator[bool]) -> bool:
     return found
 
 
-def _blocks(parts: list[_Part]) -> tuple[list[int], list[int]]:
-    """The first and last characters of the ranges in which no class of any part has an edge."""
+class _Side(NamedTuple):
+    """The parts of a language side by side. firsts: the characters with which blocks begin that no class divides;
+    symbols: per block its symbol, or -1; ranges: per symbol the characters that it stands for."""
+
+    parts: list[_Part]
+    firsts: list[int]
+    symbols: list[int]
+    ranges: list[list[tuple[int, int]]]
+
+
+def _side_by_side(language: Language, deadline: float) -> _Side:
+    nodes: list[Node] = []
+    _parts(language, nodes)
+    parts = [_Part(node, deadline) for node in nodes]
     edges = {0, 0xD800, 0xE000}
     for part in parts:
-        for chars in dict.fromkeys(part.positions.classes):
+        for chars in part.classes:
             for lo, hi in chars:
                 edges.add(lo)
                 edges.add(hi + 1)
     edges.discard(0x110000)
     firsts = sorted(edges)
-    return firsts, [*(e - 1 for e in firsts[1:]), 0x10FFFF]
+    holding: list[list[tuple[int, int]]] = [[] for _ in firsts]
+    for i, part in enumerate(parts):
+        for c, chars in enumerate(part.classes):
+            for lo, hi in chars:
+                for b in range(bisect_right(firsts, lo) - 1, bisect_right(firsts, hi)):
+                    holding[b].append((i, c))
+    # Blocks that all classes treat alike are one symbol.
+    known: dict[tuple[tuple[int, int], ...], int] = {}
+    symbols: list[int] = []
+    ranges: list[list[tuple[int, int]]] = []
+    for b, (lo, classes) in enumerate(zip(firsts, holding, strict=True)):
+        if lo == 0xD800 or not classes:
+            symbols.append(-1)
+            continue
+        symbol = known.setdefault(tuple(classes), len(known))
+        if symbol == len(ranges):
+            ranges.append([])
+            for i, c in classes:
+                parts[i].symbols_of[c].append(symbol)
+        symbols.append(symbol)
+        ranges[symbol].append((lo, firsts[b + 1] - 1 if b + 1 < len(firsts) else 0x10FFFF))
+    for part in parts:
+        part.symbols = len(ranges)
+    return _Side(parts, firsts, symbols, ranges)
 
 
-def build(language: Language, *, max_states: int, deadline: float) -> TableAutomaton:
+class Recognizer:
+    """Tells whether a text is in a language, one character after another, with no automaton built."""
+
+    def __init__(self, language: Language) -> None:
+        """TooLarge where the language has too many positions."""
+        self._language = language
+        self._parts, self._firsts, self._symbols, _ = _side_by_side(language, monotonic() + _READING_SECONDS)
+
+    def accepts(self, text: str) -> bool:
+        states = [part.start for part in self._parts]
+        for c in text:
+            symbol = self._symbols[bisect_right(self._firsts, ord(c)) - 1]
+            states = [
+                _DEAD if symbol < 0 else part.after(state)[symbol]
+                for part, state in zip(self._parts, states, strict=True)
+            ]
+        return _final(self._language, iter([END in state for state in states]))
+
+
+class Characters(NamedTuple):
+    """A deterministic automaton over characters, from each of whose states some text leads to a final one.
+
+    table: int32 [states, symbols], -1 where there is no step; final: bool [states]; ranges: per symbol the characters
+    that it stands for (a character of no symbol has no step anywhere).
+    """
+
+    table: np.ndarray
+    final: np.ndarray
+    start: int
+    ranges: list[list[tuple[int, int]]]
+
+
+def characters(language: Language, *, max_states: int, deadline: float) -> Characters:
     """The automaton of the language, which is not empty as far as its bodies go.
 
     deadline: by `time.monotonic`. TooLarge when it is passed, or more than max_states are needed. ConstraintError is
     not raised here; a language that its conditions leave empty gives ValueError.
     """
-    nodes: list[Node] = []
-    _parts(language, nodes)
-    parts = [_Part(node) for node in nodes]
-    firsts, lasts = _blocks(parts)
-    # Ranges that all classes treat alike are one symbol.
-    signatures: dict[tuple[int, ...], int] = {}
-    ranges_of: list[list[tuple[int, int]]] = []
-    masks = [part.by_block(firsts) for part in parts]
-    for b, (lo, hi) in enumerate(zip(firsts, lasts, strict=True)):
-        signature = tuple(mask[b] for mask in masks)
-        if lo == 0xD800 or not any(signature):
-            continue
-        symbol = signatures.setdefault(signature, len(signatures))
-        if symbol == len(ranges_of):
-            ranges_of.append([])
-        ranges_of[symbol].append((lo, hi))
-    symbols = list(signatures)
+    if monotonic() > deadline:
+        raise TooLarge("the time for compiling", expired=True)
+    parts, _, _, ranges_of = _side_by_side(language, deadline)
+    if len(parts) == 1:
+        queue, blocks = _explore(parts, parts[0].start, parts[0].row, bool, max_states, deadline)
+        final = np.array([END in state for state in queue])
+    else:
+        plain = len(parts) == len(language.branches)
+        sides, blocks = _explore(
+            parts,
+            tuple(part.start for part in parts),
+            lambda state: zip(*(part.after(here) for part, here in zip(parts, state, strict=True)), strict=True),
+            any if plain else lambda state: _alive(language, state)[0],
+            max_states,
+            deadline,
+        )
+        final = np.array([_final(language, iter([END in part for part in state])) for state in sides])
+    table = np.concatenate([np.empty((0, len(ranges_of)), np.int32), *blocks])
+    table, final, first = _minimize(*_prune(table, final))
+    return Characters(table, final, first, ranges_of)
 
-    start = tuple(part.start for part in parts)
+
+_S = TypeVar("_S", bound=Hashable)
+
+
+def _explore(
+    parts: list[_Part],
+    start: _S,
+    after: Callable[[_S], Iterable[_S]],
+    alive: Callable[[_S], bool],
+    max_states: int,
+    deadline: float,
+) -> tuple[list[_S], list[np.ndarray]]:
+    """All states that can be reached, and the rows of their table, in pieces. TooLarge."""
     numbers = {start: 0}
     queue = [start]
+    blocks: list[np.ndarray] = []
     steps: list[list[int]] = []
     for state in queue:  # grows as it is walked
-        if len(steps) % 128 == 0 and monotonic() > deadline:
-            raise TooLarge("the time for compiling", expired=True)
+        if len(steps) == 64:
+            # In pieces: one long conversion would hold up all other threads.
+            blocks.append(np.array(steps, np.int32))
+            steps = []
+            if monotonic() > deadline:
+                raise TooLarge("the time for compiling", expired=True)
+            if sum(part.work for part in parts) > _MAX_WORK:
+                raise TooLarge("the memory for compiling")
         row = []
-        for symbol_masks in symbols:
-            to = tuple(
-                part.after(here & allowed) for part, here, allowed in zip(parts, state, symbol_masks, strict=True)
-            )
-            if not any(to):
+        for to in after(state):
+            if not alive(to):
                 row.append(-1)
                 continue
             number = numbers.setdefault(to, len(numbers))
@@ -229,12 +249,8 @@ def build(language: Language, *, max_states: int, deadline: float) -> TableAutom
                 queue.append(to)
             row.append(number)
         steps.append(row)
-    table = np.array(steps, np.int32).reshape(len(queue), len(symbols))
-    final = np.array(
-        [_final(language, iter([bool(s & p.end) for s, p in zip(state, parts, strict=True)])) for state in queue]
-    )
-    table, final, first = _minimize(*_prune(table, final))
-    return _to_bytes(table, final, first, ranges_of, max_states)
+    blocks.append(np.array(steps, np.int32).reshape(len(steps), -1))
+    return queue, blocks
 
 
 def _prune(table: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -263,61 +279,19 @@ def _minimize(table: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndar
     given up, and the table stays as it is."""
     if len(table) > _MOORE_STATES:
         return table, final, 0
-    _, block = np.unique(final, return_inverse=True)
-    count = int(block.max()) + 1
+    weights = np.random.default_rng(randbits(64)).integers(-(1 << 62), 1 << 62, table.shape[1] + 1)
+    block = final.astype(np.int64)
+    count = len(np.unique(block))
     for _ in range(_MOORE_ROUNDS):
         after = np.where(table >= 0, block[table], -1)
-        _, refined = np.unique(np.column_stack([block, after]), axis=0, return_inverse=True)
-        refined = refined.reshape(-1)
-        if int(refined.max()) + 1 == count:
+        # Rows are told apart by random sums; that two different ones get the same is as good as impossible.
+        _, refined = np.unique(block * weights[0] + after @ weights[1:], return_inverse=True)
+        block, same = refined, count == int(refined.max()) + 1
+        count = int(refined.max()) + 1
+        if same:
             break
-        block, count = refined, int(refined.max()) + 1
     else:
         return table, final, 0
     _, keep = np.unique(block, return_index=True)
     merged = np.where(table[keep] >= 0, block[table[keep]], -1).astype(np.int32)
     return merged, final[keep], int(block[0])
-
-
-def _to_bytes(
-    table: np.ndarray, final: np.ndarray, start: int, ranges_of: list[list[tuple[int, int]]], max_states: int
-) -> TableAutomaton:
-    """States 0 .. n-1 are those of `table`; further ones stand inside a character."""
-    spelled = [[sequence for lo, hi in ranges for sequence in utf8(lo, hi)] for ranges in ranges_of]
-    n = len(table)
-    inner: dict[tuple[tuple[int, int, int], ...], int] = {}
-
-    def node(sequences: list[tuple[tuple[tuple[int, int], ...], int]], depth: int) -> tuple[tuple[int, int, int], ...]:
-        """The steps (first byte, last byte, target) of sequences that are alike before `depth`, in order."""
-        edges: list[tuple[int, int, int]] = []
-        at = 0
-        while at < len(sequences):
-            sequence, target = sequences[at]
-            lo, hi = sequence[depth]
-            end = at + 1
-            if depth + 1 < len(sequence):
-                while end < len(sequences) and sequences[end][0][depth] == (lo, hi):
-                    end += 1
-                below = node(sequences[at:end], depth + 1)
-                target = inner.setdefault(below, n + len(inner))
-                if target > 8 * max_states:
-                    raise TooLarge(f"{8 * max_states:,} states over bytes")
-            if edges and edges[-1][1] == lo - 1 and edges[-1][2] == target:
-                edges[-1] = (edges[-1][0], hi, target)
-            else:
-                edges.append((lo, hi, target))
-            at = end
-        return tuple(edges)
-
-    rows: list[tuple[tuple[int, int, int], ...]] = []
-    for state in range(n):
-        targets = table[state].tolist()
-        sequences = [(sequence, to) for symbol, to in enumerate(targets) if to >= 0 for sequence in spelled[symbol]]
-        sequences.sort(key=lambda pair: (pair[0][0][0], pair[0]))
-        rows.append(node(sequences, 0))
-    rows += inner
-    steps = np.full((len(rows), 256), -1, np.int32)
-    for i, edges in enumerate(rows):
-        for lo, hi, target in edges:
-            steps[i, lo : hi + 1] = target
-    return TableAutomaton(steps, np.concatenate([final, np.zeros(len(inner), bool)]), start)

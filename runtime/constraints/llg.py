@@ -6,13 +6,14 @@ It is always given our own vocabulary, with control tokens blanked, and never he
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llguidance
 import numpy as np
 from llguidance.numpy import fill_next_token_bitmask
 
+from palmette.runtime.constraints.closing import Place
 from palmette.runtime.constraints.endings import Endings
 from palmette.runtime.constraints.forcing import encode_after
 from palmette.runtime.constraints.vocabulary import Vocabulary
@@ -57,14 +58,20 @@ def limits() -> llguidance.LLParserLimits:
 class LlgConstraint:
     """A grammar compiled by llguidance: its root matcher, copied for each request."""
 
-    def __init__(self, root: llguidance.LLMatcher, grammar: str, vocabulary: Vocabulary) -> None:
-        """root: fresh, not in error."""
+    def __init__(
+        self, root: llguidance.LLMatcher, grammar: str, vocabulary: Vocabulary, place: Callable[[], Place] | None = None
+    ) -> None:
+        """root: fresh, not in error. place: the start of the text as the closing needs it, where somebody knows."""
         self.root = root
+        self._place = place
         self.vocabulary = vocabulary
         self.nbytes = _BASE_BYTES + _BYTES_PER_CHARACTER * len(grammar)
 
     def start(self) -> LlgMatcher:
         return LlgMatcher(self, self.root.deep_copy(), [])
+
+    def place(self) -> Place | None:
+        return None if self._place is None else self._place()
 
     def endings(self) -> Endings:
         return Endings(self.start(), self.vocabulary)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
+    from palmette.runtime.constraints.closing import Place
     from palmette.runtime.constraints.endings import Endings
+    from palmette.runtime.constraints.vocabulary import Vocabulary
 
 
 class Matcher(Protocol):
@@ -55,6 +57,8 @@ class Matcher(Protocol):
 class CompiledConstraint(Protocol):
     """A constraint ready for use over one vocabulary; shared by all requests that ask for it."""
 
+    vocabulary: Vocabulary
+
     @property
     def nbytes(self) -> int:
         """Memory it holds, in bytes (an estimate for engines that do not say)."""
@@ -62,6 +66,10 @@ class CompiledConstraint(Protocol):
 
     def start(self) -> Matcher:
         """A new matcher at the start of the text."""
+        ...
+
+    def place(self) -> Place | None:
+        """The start of the text as one from which the shortest completion is known; None where it is not."""
         ...
 
     def endings(self) -> Endings:

@@ -2,17 +2,18 @@ r"""What a pattern says of a whole text, without its assertions.
 
 `^ $ \A \Z` at the ends say nothing of a whole text. A look-ahead or `\b` at the start, and `\b` at the end, speak of
 the whole text too, and become conditions beside the body: `(?=A)B` is "B, and A with anything after it". A group that
-begins or ends with such a thing is multiplied out: `(^a|b)c` is `^ac|bc`. What then remains inside is refused.
+begins or ends with such a thing is multiplied out: `(^a|b)c` is `^ac|bc`. A look-ahead behind a fixed number of
+characters is a condition as well. What then remains inside is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from palmette.arguments import pattern as check
 from palmette.errors import ConstraintError
-from palmette.runtime.constraints.charset import ALL, NEWLINE, CharSet, Reading, intersection, shorthand, size, union
+from palmette.runtime.constraints.charset import ALL, NEWLINE, CharSet, Reading, intersection, shorthand, union
 from palmette.runtime.constraints.regex_syntax import (
     Alt,
     Assertion,
@@ -26,9 +27,6 @@ from palmette.runtime.constraints.regex_syntax import (
 )
 
 _MOST_BRANCHES = 1000
-# From so many repeats of so large a class on, each state has its own mask with most of the vocabulary in it.
-_WIDE_COUNT = 32
-_WIDE_CLASS = 48
 
 ANYTHING = Repeat(Chars(ALL), 0, None, "", 0)
 
@@ -51,10 +49,17 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """The union of the branches; `wide_repeats`: a table of it would have many states with wide masks."""
+    """The union of the branches."""
 
     branches: tuple[Branch, ...]
-    wide_repeats: bool = False
+    # Languages are keys of caches, and the tree of one can be large: it is hashed once.
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self.branches))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 def read_regex(pattern: str) -> Language:
@@ -63,9 +68,10 @@ def read_regex(pattern: str) -> Language:
     return _read(pattern, Reading.ASCII, "whole")
 
 
-def read_search(pattern: str, reading: Reading) -> Language:
-    """The texts in which the pattern is found, as JSON Schema asks; `$` is the very end."""
-    return _read(pattern, reading, "search")
+def read_search(pattern: str, reading: Reading, *, conditions: bool = False) -> Language:
+    """The texts in which the pattern is found, as JSON Schema asks; `$` is the very end. conditions: whether
+    look-aheads and word boundaries may become conditions; they are refused otherwise."""
+    return _read(pattern, reading, "find" if conditions else "search")
 
 
 def read_stop(pattern: str) -> Language:
@@ -106,7 +112,8 @@ def _read(pattern: str, reading: Reading, mode: str) -> Language:
 
 
 def _language(node: Node, mode: str) -> Language:
-    """mode: "whole", "search", or "ahead" for the body of a look-ahead, which matches at the start of the text."""
+    """mode: "whole", "search", "find" (the same, with conditions), or "ahead" for the body of a look-ahead, which
+    matches at the start of the text."""
     branches: list[Branch] = []
     todo: list[list[Node]] = [[node]]
     while todo:
@@ -118,8 +125,7 @@ def _language(node: Node, mode: str) -> Language:
             todo += reversed(split)
         if len(branches) + len(todo) > _MOST_BRANCHES:
             raise ConstraintError("the regex has too many anchors inside alternatives", hint="anchor the whole pattern")
-    bodies = [branch.body for branch in branches]
-    return Language(tuple(branches), any(_wide(body, 1) for body in bodies))
+    return Language(tuple(branches))
 
 
 def _splice(items: Sequence[Node]) -> list[Node]:
@@ -132,7 +138,9 @@ def _splice(items: Sequence[Node]) -> list[Node]:
 def _multiply_out(items: list[Node]) -> list[list[Node]] | None:
     """The alternatives of the first or last item that has an assertion at the edge, each with the other items."""
     inner = [i for i, item in enumerate(items) if not isinstance(item, Assertion)]
-    for i in dict.fromkeys(inner[:1] + inner[-1:]):
+    # Behind a fixed number of characters a look-ahead may stand too, and a group with one is multiplied out.
+    fixed = next((k for k, i in enumerate(inner) if _width(items[i]) is None), len(inner))
+    for i in dict.fromkeys(inner[: fixed + 1] + inner[-1:]):
         item = items[i]
         if not _asserts(item):
             continue
@@ -165,6 +173,7 @@ def _first_assertion(node: Node) -> Assertion | None:
 
 def _branch(items: list[Node], mode: str) -> Branch:
     conditions: list[Condition] = []
+    refuse, mode = mode == "search", "search" if mode == "find" else mode
     at_start, end = False, ""
     word = Chars(shorthand("w", Reading.ASCII))
     items = list(items)
@@ -172,7 +181,9 @@ def _branch(items: list[Node], mode: str) -> Branch:
         # Where only end marks are left, \b and look-aheads would speak of the end: those stay, and are refused.
         if first.kind == "^":
             at_start = True
-        elif all(isinstance(item, Assertion) for item in items):
+        elif all(isinstance(item, Assertion) for item in items) and not (
+            mode == "search" and all(item.kind.startswith("(?") for item in items if isinstance(item, Assertion))
+        ):
             break
         elif mode == "search" and not at_start:
             raise _misplaced(first)
@@ -182,6 +193,7 @@ def _branch(items: list[Node], mode: str) -> Branch:
             assert first.body is not None
             conditions.append(Condition(_language(first.body, "ahead"), first.kind == "(?="))
         del items[0]
+    _inner_looks(items, conditions, relative=mode != "search" or at_start)
     while items and isinstance(last := items[-1], Assertion) and last.kind in ("$", r"\Z", r"\b"):
         if last.kind == r"\b":
             if (not end and mode != "whole") or all(isinstance(item, Assertion) for item in items):
@@ -194,18 +206,78 @@ def _branch(items: list[Node], mode: str) -> Branch:
         if (found := _first_assertion(item)) is not None:
             raise _misplaced(found)
     body = _settle(Seq(tuple(items)), ())
-    if mode == "search" and conditions:
+    if refuse and conditions:
         raise ConstraintError(
             "a look-ahead or word boundary in a pattern that is searched for cannot be enforced",
             hint="leave it out, or use a regex constraint",
         )
     if mode == "search" and not at_start:
-        body = Seq((ANYTHING, body))
+        body = Seq((ANYTHING, *_shortened(body, 0)))
     if mode != "whole" and not end:
-        body = Seq((body, ANYTHING))
+        body = Seq((*_shortened(body, -1), ANYTHING))
     if mode == "ahead" and end == "$":
         body = Seq((body, Repeat(Chars(NEWLINE), 0, 1, "", 0)))
     return Branch(body, tuple(conditions))
+
+
+def _shortened(body: Node, edge: int) -> list[Node]:
+    """The items of `body`, with the repeat at the edge (0: the first, -1: the last) as short as it may be: anything
+    stands beyond it, which takes in the rest."""
+    items = _splice([body])
+    while items and isinstance(item := items[edge], Repeat):
+        if item.least:
+            items[edge] = item.body if item.least == 1 else Repeat(item.body, item.least, item.least, "", item.at)
+            break
+        del items[edge]
+    return items
+
+
+def _inner_looks(items: list[Node], conditions: list[Condition], *, relative: bool) -> None:
+    """Takes the look-aheads that stand behind a fixed number of characters out of `items`. All texts come to such a
+    place at the same character, so that what it says of the rest is a condition on the whole text: `..(?=A)B` is
+    "`..B`, and `..A` with anything after it". relative: the items begin where the text does."""
+    passed, at = 0, 0
+    while relative and at < len(items):
+        item = items[at]
+        if isinstance(item, Assertion) and item.kind in ("(?=", "(?!"):
+            assert item.body is not None
+            ahead = _behind(passed, _language(item.body, "ahead"))
+            conditions.append(Condition(ahead, item.kind == "(?="))
+            del items[at]
+            continue
+        wide = _width(item)
+        if wide is None:
+            return
+        passed, at = passed + wide, at + 1
+
+
+def _behind(passed: int, language: Language) -> Language:
+    """The texts of the language behind any `passed` characters."""
+    any_of = Repeat(Chars(ALL), passed, passed, "", 0)
+    return Language(
+        tuple(
+            Branch(Seq((any_of, b.body)), tuple(Condition(_behind(passed, c.language), c.holds) for c in b.conditions))
+            for b in language.branches
+        )
+    )
+
+
+def _width(node: Node) -> int | None:
+    """The number of characters of each of the node's texts, where they all have the same."""
+    if isinstance(node, Chars):
+        return 1
+    if isinstance(node, Assertion):
+        return None
+    if isinstance(node, Seq):
+        widths = [_width(item) for item in node.items]
+        return None if None in widths else sum(w for w in widths if w is not None)
+    if isinstance(node, Alt):
+        distinct = {_width(option) for option in node.options}
+        return distinct.pop() if len(distinct) == 1 else None
+    if isinstance(node, Atomic):
+        return _width(node.body)
+    inner = _width(node.body)
+    return inner * node.least if inner is not None and node.least == node.most else None
 
 
 def _misplaced(assertion: Assertion) -> ConstraintError:
@@ -280,14 +352,3 @@ def _never(node: Node) -> bool:
     if isinstance(node, Alt):
         return all(map(_never, node.options))
     return isinstance(node, Repeat) and node.least > 0 and _never(node.body)
-
-
-def _wide(node: Node, times: int) -> bool:
-    if isinstance(node, Chars):
-        return times >= _WIDE_COUNT and size(node.chars) >= _WIDE_CLASS
-    if isinstance(node, Seq):
-        return any(_wide(item, times) for item in node.items)
-    if isinstance(node, Alt):
-        return any(_wide(option, times) for option in node.options)
-    assert isinstance(node, Repeat)
-    return _wide(node.body, times * max(node.least, node.most or 1, 1))

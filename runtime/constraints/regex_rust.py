@@ -14,7 +14,13 @@ def rust_regex(language: Language) -> str | None:
     return _alternatives([branch.body for branch in language.branches])
 
 
-def _class(chars: CharSet) -> str:
+def rust_node(node: Node) -> str:
+    """A tree with no assertions and no atomic parts."""
+    return _alternatives([node])
+
+
+def rust_class(chars: CharSet) -> str:
+    """One character of the set."""
     if not chars:
         return r"[^\x{0}-\x{10FFFF}]"
     parts = (rf"\x{{{lo:X}}}" if lo == hi else rf"\x{{{lo:X}}}-\x{{{hi:X}}}" for lo, hi in chars)
@@ -27,7 +33,7 @@ def _alternatives(nodes: list[Node]) -> str:
 
 def _write(node: Node) -> str:
     if isinstance(node, Chars):
-        return _class(node.chars)
+        return rust_class(node.chars)
     if isinstance(node, Seq):
         return "".join(map(_write, node.items))
     if isinstance(node, Alt):

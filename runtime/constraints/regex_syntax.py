@@ -273,7 +273,9 @@ class _Parser:
         if c == ">":
             return Atomic(self.inside(flags), at), flags
         if c in "=!":
-            return Assertion("(?" + c, at, self.inside(flags)), flags
+            # What must not follow is read the other way round, as the inside of a negated class is.
+            inner = flags if c == "=" else replace(flags, reading=flags.reading.opposite())
+            return Assertion("(?" + c, at, self.inside(inner)), flags
         if c == "<":
             raise refused("a look-behind", at, "say what comes before as a part of the pattern")
         if c == "(":

@@ -33,16 +33,24 @@ class ConstraintError(PalmetteError, ValueError):
     """A constraint that is malformed, or that cannot be enforced exactly.
 
     `pointer` is where: a JSON pointer into a schema ("/properties/age/pattern"), or "@12" for the 12th
-    character of a regex or grammar; "" for the whole.
+    character of a regex or grammar; "" for the whole. `faults` are all that was found, this first one among them.
     """
 
-    def __init__(self, message: str, *, pointer: str = "", hint: str = "") -> None:
+    def __init__(
+        self, message: str, *, pointer: str = "", hint: str = "", more: Iterable[ConstraintError] = ()
+    ) -> None:
         super().__init__(message, hint=hint)
         self.pointer = pointer
+        self._more = tuple(more)
+
+    @property
+    def faults(self) -> tuple[ConstraintError, ...]:
+        return (self, *self._more)
 
     def __str__(self) -> str:
         where = f"{self.message} (at {self.pointer})" if self.pointer else self.message
-        return f"{where}\n  hint: {self.hint}" if self.hint else where
+        text = f"{where}\n  hint: {self.hint}" if self.hint else where
+        return "\n".join([text, *map(str, self._more)])
 
 
 class ContextLengthError(PalmetteError, ValueError):

@@ -11,16 +11,17 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from palmette.errors import ConstraintError
-from palmette.runtime.constraints.automaton import TableAutomaton, walk
-from palmette.runtime.constraints.determinize import TooLarge, build
+from palmette.runtime.constraints.automaton import walk
+from palmette.runtime.constraints.automaton_characters import CharacterAutomaton, build
+from palmette.runtime.constraints.determinize import TooLarge
 from palmette.runtime.constraints.regex_language import read_regex
 
 
-def automaton(pattern: str) -> TableAutomaton:
+def automaton(pattern: str) -> CharacterAutomaton:
     return build(read_regex(pattern), max_states=5000, deadline=time.monotonic() + 20)
 
 
-def takes(dfa: TableAutomaton, text: str) -> bool:
+def takes(dfa: CharacterAutomaton, text: str) -> bool:
     state = walk(dfa, dfa.start, text.encode())
     return state >= 0 and dfa.final(state)
 
@@ -80,6 +81,12 @@ SAME = [
     (r"(?!admin\Z)[a-z\n]{3,12}", ["admin", "admin\n"]),
     (r"(?=(?!b)[ab])[a-c]+", ["ab", "ba", "ca"]),
     (r"(?!a)x|(?=b)[a-c]", ["x", "b", "a", "c"]),
+    (r"a(?=b).", ["ab", "ac", "a"]),
+    (r"a(?!b)", ["a", "ab"]),
+    (r"(?=a(?!b))[ab]+", ["a", "aab", "ab"]),
+    (r"[A-Z]{2}-(?!0+$)\d{3,}", ["AB-100", "AB-000", "AB-1000", "AB-0000", "AB-00"]),
+    (r"(?:ab|cd)(?:(?!x)[a-z]|(?=1)\d)\w", ["aby_", "abx_", "cd1z", "cd2z"]),
+    (r"\d{4}(?=.*b)(?!.*c)[a-z]*", ["2026ab", "2026ac", "2026abc", "2026"]),
     (r"\bfoo.*", ["foo", "foo bar", "foobar"]),
     (r"\bfoo\b", ["foo"]),
     (r"\b[a ]+\b", ["a a", " a", "a ", "a"]),
@@ -137,9 +144,9 @@ def test_unicode_in_a_group_only() -> None:
         (r"a^b", "@1", "anchor"),
         (r"(a$)b", "@2", "anchor"),
         (r"(^a)*", "@1", "anchor"),
-        (r"a(?=b).", "@1", "look-ahead"),
-        (r"a(?!b)", "@1", "look-ahead"),
-        (r"(?=a(?!b))[ab]+", "@4", "look-ahead"),
+        (r"a+(?=b).", "@2", "look-ahead"),
+        (r"(?:a(?=b).)+", "@4", "look-ahead"),
+        (r"(?=a+(?!b))[ab]+", "@5", "look-ahead"),
         (r"(?m)^a$", "@4", "(?m)"),
         (r"a++a", "@1", "possessive"),
         (r"(ab)*+a", "@4", "possessive"),

@@ -1,0 +1,88 @@
+"""What closing a text in time needs to know of a vocabulary; made once for each."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from palmette.runtime.constraints.trie import ByteTrie
+from palmette.runtime.constraints.vocabulary import Vocabulary
+
+_LONGEST = 32  # bytes of a token that a closing is spelled with
+_MOST_KEPT = 100_000  # suffixes of closings
+
+
+class Tables:
+    """plain: int16 [V], how many characters a token is that may stand inside any JSON string as it is, -1 for all
+    others. odd: a trie of the others. opens: how many arrays and objects one token can begin at the most."""
+
+    def __init__(self, vocabulary: Vocabulary, banned: frozenset[int]) -> None:
+        self.vocabulary = vocabulary
+        self.plain = np.full(vocabulary.width, -1, np.int16)
+        odd: list[tuple[bytes, int]] = []
+        self.opens = 0
+        self._ids: dict[bytes, int] = {}
+        for token, spelling in enumerate(vocabulary.token_bytes):
+            if spelling is None:
+                continue
+            if token not in banned and len(spelling) <= _LONGEST:
+                self._ids.setdefault(spelling, token)
+            self.opens = max(self.opens, spelling.count(b"{") + spelling.count(b"["))
+            size = _characters(spelling)
+            if size < 0:
+                odd.append((spelling, token))
+            self.plain[token] = size
+        self.odd = ByteTrie(odd)
+        self._fewest: dict[bytes, tuple[int, int] | None] = {b"": (0, -1)}
+
+    def count(self, text: bytes) -> int | None:
+        """The fewest tokens that spell `text`; None where none do."""
+        found = self._of(text)
+        return None if found is None else found[0]
+
+    def spell(self, text: bytes) -> list[int] | None:
+        """Those tokens."""
+        tokens: list[int] = []
+        while text:
+            found = self._of(text)
+            if found is None:
+                return None
+            tokens.append(found[1])
+            text = text[len(self.vocabulary.token_bytes[found[1]] or b"") :]
+        return tokens
+
+    def _of(self, text: bytes) -> tuple[int, int] | None:
+        """How many tokens, and the first."""
+        if text in self._fewest:
+            return self._fewest[text]
+        if len(self._fewest) > _MOST_KEPT:
+            self._fewest = {b"": (0, -1)}
+        for at in range(len(text) - 1, -1, -1):
+            rest = text[at:]
+            if rest in self._fewest:
+                continue
+            best: tuple[int, int] | None = None
+            for size in range(min(len(rest), _LONGEST), 0, -1):
+                token = self._ids.get(rest[:size])
+                after = self._fewest.get(rest[size:]) if token is not None else None
+                if token is not None and after is not None and (best is None or after[0] + 1 < best[0]):
+                    best = (after[0] + 1, token)
+            self._fewest[rest] = best
+        return self._fewest[text]
+
+
+def _characters(spelling: bytes) -> int:
+    """The number of characters of a text that needs no escape in a JSON string; -1 for any other."""
+    if b'"' in spelling or b"\\" in spelling or min(spelling) < 0x20:
+        return -1
+    try:
+        return len(spelling.decode())
+    except UnicodeDecodeError:
+        return -1
+
+
+@lru_cache(maxsize=8)
+def tables_of(vocabulary: Vocabulary, banned: frozenset[int] = frozenset()) -> Tables:
+    """banned: tokens that no closing may be spelled with."""
+    return Tables(vocabulary, banned)
