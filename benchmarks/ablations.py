@@ -37,6 +37,7 @@ ABLATIONS: dict[str, Variant] = {
         ),
         Variant("sequential-forks", "no branch begins before the one before it has ended", sequential=True),
         Variant("no-hints", "nothing is held for a program's next request when others want room", {"hints": False}),
+        Variant("no-speculation", "nothing is computed before it is drawn", {"speculation": "off"}),
     )
 }
 

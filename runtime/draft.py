@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from palmette.runtime.constraints.forcing import forced_run
@@ -65,7 +66,9 @@ def draft_of(job: GenerateJob, guess: Sequence[int]) -> Draft | None:
         tokens.append(token)
         if matcher is not None:
             run = forced_run(matcher, [*job.recent(), *tokens], job.ends)
-            tokens += (forced for _, forced in zip(range(len(guess) - len(tokens)), run, strict=False))
+            tokens += islice(run, len(guess) - len(tokens))
+            if len(tokens) == len(guess) and next(run, None) is not None:
+                break  # cut off inside of what is forced
         draws.append(len(tokens))
     return Draft(job.length, tokens, draws) if tokens else None
 

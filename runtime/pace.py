@@ -17,7 +17,11 @@ _HELD_UP = 3.0
 
 
 class Pace:
-    """The time of a step as a line over its rows, by least squares with weights that fade, drawn towards _RATIO."""
+    """The time of a step as a line over its rows, by least squares with weights that fade, drawn towards _RATIO.
+
+    Where the line is wanted, steps must have been alike but for their drafts: over all sizes the time is none. Kernels
+    take rows by tiles, and where these are full, a row costs more than it does beside few others.
+    """
 
     def __init__(self) -> None:
         self._weight = self._rows = self._time = self._rows2 = self._rows_time = 0.0

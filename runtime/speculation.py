@@ -26,8 +26,6 @@ Setting = int | Literal["auto", "off"]
 # each row costs nearly what it brings.
 _LONGEST = 16
 _FEW_ROWS = 16
-# Steps of so many rows at most say what a row of a draft costs.
-_MEASURED_ROWS = 32
 # For how many tokens a request is left alone at most after wrong guesses.
 _LONGEST_PAUSE = 8
 # What a guess weighs when the next one of the request is told right or wrong.
@@ -95,14 +93,16 @@ class Speculation:
     setting: Setting
     cache: RadixCache
     policy: Policy
-    pace: Pace = field(default_factory=Pace)
+    # By the bit length of the rows that a step has without drafts.
+    _paces: list[Pace] = field(default_factory=lambda: [Pace() for _ in range(_FEW_ROWS.bit_length() + 1)])
     _families: Families = field(default_factory=Families)
+    _planned: int = 0
 
     def draft(self, plan: Sequence[Share], max_step_tokens: int) -> None:
         """Give jobs of a planned step their drafts, and these their slots; what is planned has its own already."""
         if self.setting == "off":
             return
-        rows = size(plan)
+        self._planned = rows = size(plan)
         room = min(max_step_tokens - rows, self.cache.pool.free + self.cache.evictable)
         if room <= 0 or (self.setting == "auto" and rows > _FEW_ROWS):
             return
@@ -125,8 +125,15 @@ class Speculation:
         if draft is None:
             return Settled(0, 0)
         right, count = draft.right(job), len(draft.tokens)
-        # The last token is left to be computed, as behind any draw.
-        kept = max(0, min(right, job.length - 1 - draft.start)) if job.computed == draft.start else 0
+        if job.computed < draft.start:
+            kept = 0  # the step failed
+        elif job.done:
+            # What the last draw needed, which is what would have been computed without a draft.
+            end = job.length + job.dropped_end - draft.start
+            kept = max((at for at in draft.draws if at <= right and at < end), default=0)
+        else:
+            # The last token is left to be computed, as behind any draw.
+            kept = min(right, job.length - 1 - draft.start)
         job.computed += kept
         self.cache.pool.release(job.slots[draft.start + kept : draft.start + count])
         self.policy.served(job, 0, kept)
@@ -137,9 +144,9 @@ class Speculation:
         return Settled(count, kept)
 
     def note(self, rows: int, seconds: float) -> None:
-        """A step of so many rows, those of drafts among them, took so long."""
-        if self.setting == "auto" and rows <= _MEASURED_ROWS:
-            self.pace.note(rows, seconds)
+        """The step that was drafted for had so many rows in all, and took so long."""
+        if self.setting == "auto" and self._planned <= _FEW_ROWS:
+            self._paces[self._planned.bit_length()].note(rows, seconds)
 
     def keep(self, job: GenerateJob) -> None:
         """A job ended: its siblings may come to say what it said."""
@@ -179,7 +186,7 @@ class Speculation:
     def _counts(self, jobs: Sequence[GenerateJob], guesses: Sequence[Sequence[int]], rows: int, room: int) -> list[int]:
         most = [len(found) for found in guesses]
         if self.setting == "auto":
-            return self.pace.worth(rows, [self._record(job).chance for job in jobs], most, room)
+            return self._paces[rows.bit_length()].worth(rows, [self._record(job).chance for job in jobs], most, room)
         counts = []
         for count in most:
             counts.append(min(count, room))
