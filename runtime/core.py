@@ -225,9 +225,7 @@ class EngineCore:
             logits[:, self._token_count :] = -torch.inf
         return logits
 
-    def _commit(
-        self, work: Sequence[tuple[Share, Sequence[Span]]], drawn: Iterator[Drawn], read: torch.Tensor
-    ) -> None:
+    def _commit(self, work: Sequence[tuple[Share, Sequence[Span]]], drawn: Iterator[Drawn], read: torch.Tensor) -> None:
         """Each job takes its tokens and its logits; what goes wrong in one job ends that job only."""
         at = 0
         for share, spans in work:

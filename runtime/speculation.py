@@ -111,7 +111,8 @@ class Speculation:
         for job, guessed, count in zip(jobs, guesses, counts, strict=True):
             draft = draft_of(job, guessed[:count]) if count else None
             if draft is None:
-                job.record.at, job.record.guessed = job.length, guessed[0]  # type: ignore[union-attr]
+                record = self._record(job)
+                record.at, record.guessed = job.length, guessed[0]
                 continue
             end = draft.start + len(draft.tokens)
             job.slots[draft.start : end] = self.cache.reserve(len(draft.tokens))
