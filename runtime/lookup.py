@@ -49,20 +49,30 @@ def find(text: np.ndarray, tail: np.ndarray) -> Place | None:
     return Place(int(ends[-1]) + 1, depth)
 
 
-def guess(text: np.ndarray, family: Family | None, most: int) -> list[int]:
-    """At most so many tokens that may come behind `text` (int32 [T]), by itself or by its siblings' texts."""
+class Guess(NamedTuple):
+    """Tokens that may come next, and how many that came before them agree with the place that says so."""
+
+    tokens: list[int]
+    depth: int
+
+
+def guess(text: np.ndarray, family: Family | None, most: int) -> Guess | None:
+    """At most so many tokens that may come behind `text` (int32 [T]), by itself or by its siblings' texts. None where
+    neither says anything."""
     tail = text[-_DEPTH:]
     own = find(text, tail)
     if family is not None and (own is None or own.depth < _DEPTH):
         other = find(family.tokens, tail)
         if other is not None and (own is None or other.depth > own.depth):
             found: list[int] = family.tokens[other.next : other.next + most].tolist()
-            return found[: found.index(_GAP)] if _GAP in found else found
+            found = found[: found.index(_GAP)] if _GAP in found else found
+            if found:
+                return Guess(found, other.depth)
     if own is None:
-        return []
+        return None
     # At the end of what there is, the text goes round: a loop is guessed to go on.
     ahead: list[int] = text[own.next : own.next + most].tolist()
-    return (ahead * (most // len(ahead) + 1))[:most]
+    return Guess((ahead * (most // len(ahead) + 1))[:most], own.depth)
 
 
 class Family:

@@ -28,6 +28,10 @@ _LONGEST = 16
 _FEW_ROWS = 16
 # For how many tokens a request is left alone at most after wrong guesses.
 _LONGEST_PAUSE = 8
+# With such a chance it is not.
+_GOOD = 0.5
+# A guess that so many tokens before it agree with is another thing than one with fewer: a text that is being copied.
+_DEEP = 5
 # What a guess weighs when the next one of the request is told right or wrong.
 _FADE = 0.9
 # No guess is certain.
@@ -39,32 +43,34 @@ _OVERLAP = 8
 
 @dataclass(slots=True)
 class Record:
-    """How a request has been guessed. right, tried: tokens, the older ones faded; to begin with, one of two. pause:
-    steps for which it is left alone after its last guess; rest: those of them that are to come. guessed: what was
-    guessed to come as token `at`, and not computed. told: how many of its tokens its family knows."""
+    """How a request has been guessed, by guesses that agree with little (0) and with much (1) of what came before.
+    right, tried: tokens, the older ones faded; to begin with, one of two. deep: of which kind the last guess was, and
+    guessed: what it said of token `at`, where that was not computed. pause: steps for which the request is left alone
+    after that; rest: those of them that are to come. told: how many of its tokens its family knows."""
 
     family: Family
     told: int
-    right: float = 1.0
-    tried: float = 2.0
-    pause: int = 0
-    rest: int = 0
+    right: list[float] = field(default_factory=lambda: [1.0, 1.0])
+    tried: list[float] = field(default_factory=lambda: [2.0, 2.0])
+    deep: bool = False
     at: int = -1
     guessed: int = -1
+    pause: int = 0
+    rest: int = 0
 
     @property
     def chance(self) -> float:
-        return min(_SURE, self.right / self.tried)
+        """That a token of the last guess is right if those before it are."""
+        return min(_SURE, self.right[self.deep] / self.tried[self.deep])
 
     def learn(self, right: int, wrong: int) -> None:
-        """So many guessed tokens were right, and so many (0 or 1) wrong."""
-        for _ in range(right):
-            self.right, self.tried = _FADE * self.right + 1.0, _FADE * self.tried + 1.0
-        if wrong:
-            self.right, self.tried = _FADE * self.right, _FADE * self.tried + 1.0
+        """So many tokens of the last guess were right, and so many (0 or 1) wrong."""
+        for hit in [1.0] * right + [0.0] * wrong:
+            self.right[self.deep] = _FADE * self.right[self.deep] + hit
+            self.tried[self.deep] = _FADE * self.tried[self.deep] + 1.0
         if right:
             self.pause = 0
-        elif wrong:
+        elif wrong and self.chance < _GOOD:
             self.wait()
 
     def wait(self) -> None:
@@ -177,9 +183,10 @@ class Speculation:
             if job.length - record.told >= _PIECE:
                 self._tell(job, record)
             found = guess(job.tokens[: job.length], record.family, most)
-            if found:
+            if found is not None:
+                record.deep = found.depth >= _DEEP
                 jobs.append(job)
-                guesses.append(found)
+                guesses.append(found.tokens)
             elif auto:
                 record.wait()
         return jobs, guesses

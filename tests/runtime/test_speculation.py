@@ -56,7 +56,9 @@ def test_answers_are_those_without_drafts(tiny_engine: Make, options: dict[str, 
         got = [told(engine.generate(prompt, max_tokens=60, **options)) for prompt in prompts()]
         assert got == want
         stats = engine.stats()
-        assert 0 < stats["accepted_tokens"] <= stats["drafted_tokens"]
+        assert stats["accepted_tokens"] <= stats["drafted_tokens"]
+        # What "auto" does is also a question of how long steps take here and now.
+        assert setting == "auto" or stats["accepted_tokens"] > 0
         assert stats["steps"] <= plain.stats()["steps"]
         # What was drafted wrongly counts for nothing.
         for name in ("computed_tokens", "sampled_tokens", "forced_tokens", "cached_tokens", "kv_cached"):
