@@ -2,8 +2,7 @@
 
 What a request goes on with is guessed by lookup.py, and computed where that is likely to gain something (pace.py). How
 often guesses of a request come true is known without computing them: a guess is kept until the token is drawn, and
-compared. After one that was wrong, or where there was none, the request is left alone for a while, twice as long each
-time.
+compared. Where there is no guess, or most are wrong, the request is left alone for a while, twice as long each time.
 """
 
 from __future__ import annotations
