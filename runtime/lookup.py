@@ -2,8 +2,8 @@
 of its siblings (Saxena 2023, "Prompt Lookup Decoding"; Yang et al. 2023, "Inference with Reference").
 
 A text is searched from scratch each time, by comparisons of whole arrays. An index of n-grams would answer sooner, but
-would have to be built for each prompt, and few prompts are asked of often enough: of 2,000 tokens that took 1.3 ms, where
-a search of them takes 9 us, and one of 32,000 takes 30 us (on the 2-core machine that this was developed on).
+would have to be built for each prompt, and few prompts are asked of often enough: of 2,000 tokens that took 1.3 ms,
+where a search of them takes 9 us, and one of 32,000 takes 30 us (on the 2-core machine that this was developed on).
 """
 
 from __future__ import annotations
