@@ -40,6 +40,7 @@ ABLATIONS: dict[str, Variant] = {
         Variant("sequential-forks", "no branch begins before the one before it has ended", sequential=True),
         Variant("free", "texts of the same lengths without their constraints", free=True),
         Variant("no-hints", "nothing is held for a program's next request when others want room", {"hints": False}),
+        Variant("no-speculation", "nothing is computed before it is drawn", {"speculation": "off"}),
     )
 }
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from palmette.radix_cache.cache import RadixCache
 from palmette.radix_cache.disk import DiskTier
 from palmette.radix_cache.eviction import POLICIES as EVICTION
 from palmette.radix_cache.slots import SlotPool
+from palmette.runtime.draft import rows_of
 from palmette.runtime.job import Job, Span
 from palmette.runtime.models.model import Model
 from palmette.runtime.native_sampler import drawn_natively
@@ -24,6 +26,7 @@ from palmette.runtime.request import GenerateJob
 from palmette.runtime.sampler import Drawn, Row, sample
 from palmette.runtime.scheduler import Scheduler
 from palmette.runtime.shares import Share
+from palmette.runtime.speculation import Setting, Speculation
 from palmette.runtime.tier import KVTier
 from palmette.torch_later import Array
 
@@ -31,7 +34,8 @@ from palmette.torch_later import Array
 @dataclass(slots=True)
 class Counters:
     """What the engine has done since it started. They only grow. requests: samples and scores that were let into the
-    engine; each ends as one of finished, failed (by an error) and cancelled."""
+    engine; each ends as one of finished, failed (by an error) and cancelled. drafted_tokens: computed by speculation
+    before they were drawn; accepted_tokens: those of them that were drawn, and so count as computed and as sampled."""
 
     requests: int = 0
     steps: int = 0
@@ -40,6 +44,8 @@ class Counters:
     computed_tokens: int = 0
     sampled_tokens: int = 0
     forced_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     finished: int = 0
     failed: int = 0
     cancelled: int = 0
@@ -49,7 +55,7 @@ class EngineCore:
     """Jobs in, events out, one step at a time; used by one thread.
 
     token_count: ids that the tokenizer knows. kv_tokens: size of the KV cache, in tokens. cache: whether prefixes are
-    kept for later requests.
+    kept for later requests. speculation: see Speculation.
     """
 
     def __init__(
@@ -66,6 +72,7 @@ class EngineCore:
         dedupe: bool = True,
         hints: bool = True,
         disk: DiskTier | None = None,
+        speculation: Setting = "off",
     ) -> None:
         self.model = model
         pool = SlotPool(kv_tokens)
@@ -82,6 +89,10 @@ class EngineCore:
             tier=self.tier,
         )
         self.counters = Counters()
+        if speculation == "auto" and not model.batch_invariant:
+            # A draft makes another batch: where that makes other bits, it is only drafted if somebody says so.
+            speculation = "off"
+        self.speculation = Speculation(speculation, self.cache, self.scheduler.policy)
         self._sample = sample if model.sampler is None else drawn_natively(model.sampler)
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="palmette-masks")
         self._token_count = token_count
@@ -122,17 +133,21 @@ class EngineCore:
         plan = self.scheduler.plan()
         if not plan:
             return self._unstick(patient)
+        self.speculation.draft(plan, self.scheduler.max_step_tokens)
         work = [(share, share.job.spans(share.n)) for share in plan]
         drawing = [share.job for share, spans in work if spans and spans[-1].draws]
+        begun = time.perf_counter()
         masks = self._masks.submit(self._start_rows, drawing)
         try:
             logits = self._forward([(job, span) for (job, _), spans in work for span in spans])
             rows = masks.result()
-            drawn = self._sample(logits[: len(rows)], rows) if rows else []
+            drawn = iter(self._sample(logits[: len(rows)], rows) if rows else ())
         except Exception as error:
             self._fail(plan, masks, error)
             return True
-        self._commit(work, dict(zip(drawing, drawn, strict=True)), logits[len(rows) :])
+        computed = sum([span.end - span.start for _, spans in work for span in spans])
+        self.speculation.note(computed, time.perf_counter() - begun)
+        self._commit(work, drawn, logits[len(rows) :])
         return True
 
     def close(self) -> None:
@@ -194,8 +209,8 @@ class EngineCore:
         return job is not None
 
     def _start_rows(self, drawing: Sequence[Job]) -> list[Row]:
-        """What the sampler needs for each job that draws a token, masks filled: runs beside the forward pass."""
-        return [job.row(self._words) for job in drawing if isinstance(job, GenerateJob)]
+        """What the sampler needs for each token that is drawn, masks filled: runs beside the forward pass."""
+        return [row for job in drawing if isinstance(job, GenerateJob) for row in rows_of(job, self._words)]
 
     def _forward(self, runs: Sequence[tuple[Job, Span]]) -> Array:
         """Logits [R, V]: first the rows that a token is drawn from, then those that jobs read, each in plan order."""
@@ -209,33 +224,45 @@ class EngineCore:
         logits[:, self._token_count :] = -np.inf
         return logits
 
-    def _commit(
-        self, work: Sequence[tuple[Share, Sequence[Span]]], drawn: Mapping[Job, Drawn], read: Array
-    ) -> None:
-        """Each job takes its token and its logits; what goes wrong in one job ends that job only."""
+    def _commit(self, work: Sequence[tuple[Share, Sequence[Span]]], drawn: Iterator[Drawn], read: Array) -> None:
+        """Each job takes its tokens and its logits; what goes wrong in one job ends that job only."""
         at = 0
         for share, spans in work:
             job, rows = share.job, [row for span in spans for row in span.rows]
             computed = job.computed
+            own = list(islice(drawn, len(spans[-1].draws) if spans else 0))
             try:
-                self._advance(share, drawn.get(job), rows, read[at : at + len(rows)])
+                self._advance(share, own, rows, read[at : at + len(rows)])
             except Exception as error:
                 job.fail(_broken("a request", error))
                 if job.computed == computed:
                     self.scheduler.drop(share)
             at += len(rows)
+            if isinstance(job, GenerateJob) and job.draft is not None:
+                self._settle(job)
             if job.done:
                 self._end(job)
 
-    def _advance(self, share: Share, drawn: Drawn | None, rows: Sequence[int], logits: Array) -> None:
+    def _advance(self, share: Share, drawn: Sequence[Drawn], rows: Sequence[int], logits: Array) -> None:
         job = share.job
         self.scheduler.commit(share)
         if rows:
             job.read(rows, logits)
-        if drawn is not None:
+        if not drawn:
+            job.go_on(None)
+        for number, token in enumerate(drawn):
+            if number and (job.draft is None or not job.draft.goes_on(job, number)):
+                break
             job.first_token = job.first_token or time.monotonic()
             self.counters.sampled_tokens += 1
-        job.go_on(drawn)
+            job.go_on(token)
+
+    def _settle(self, job: GenerateJob) -> None:
+        """What the job's own tokens have left of its draft."""
+        drafted, right = self.speculation.settle(job)
+        self.counters.drafted_tokens += drafted
+        self.counters.accepted_tokens += right
+        self.counters.computed_tokens -= drafted - right
 
     def _end(self, job: Job, *, given_up: bool = False) -> None:
         """Hand back all that a finished job holds, and answer. given_up: its caller wants nothing more of it."""
@@ -249,6 +276,7 @@ class EngineCore:
             self.counters.cached_tokens += job.cached
         if isinstance(job, GenerateJob):
             self.counters.forced_tokens += job.forced
+            self.speculation.keep(job)
             if not job.failed:
                 try:
                     job.group.finish(job.output(time.monotonic()))
@@ -266,6 +294,8 @@ class EngineCore:
         masks.cancel()
         failure = _broken("a step", error)
         for share in plan:
+            if isinstance(share.job, GenerateJob):
+                self.speculation.settle(share.job)
             self.scheduler.drop(share)
             share.job.fail(failure)
             self._end(share.job)
@@ -292,8 +322,7 @@ def build_batch(runs: Sequence[tuple[Job, Span]]) -> RaggedBatch:
         kv.append(job.slots[span.path])
         seg_len.append(size)
         kv_len.append(len(span.path))
-        if span.draws:
-            drawn.append(at + size - 1)
+        drawn.extend(at + row - span.start for row in span.draws)
         read.extend(at + row - span.start for row in span.rows)
         at += size
     return RaggedBatch(

@@ -64,6 +64,9 @@ class Engine:
     priority= of requests), "fair" (the tenant= that was served least), "random". eviction, which cached prefix goes
     first: "lru", "lfu", "fifo", "priority", "size". dedupe: of requests that begin alike, one computes the common part,
     the others wait for it. hints: what a program said so far is kept for its next request while others can wait.
+    speculation: what a request may go on with is looked up in its own text and in those of requests that began alike,
+    and computed ahead: "auto" where that is likely to be quicker and `deterministic` can be had, a number up to so many
+    tokens wherever there is a guess, "off" never. Tokens and log-probabilities are the same.
 
     An engine is a backend for programs, and can be used by itself: `generate`, `agenerate`, `score`.
     """
@@ -85,6 +88,7 @@ class Engine:
         eviction: str = "lru",
         dedupe: bool = True,
         hints: bool = True,
+        speculation: int | Literal["auto", "off"] = "auto",
         threads: int | None = None,
         deterministic: bool | None = None,
         seed: int = 0,
@@ -102,6 +106,7 @@ class Engine:
             eviction=eviction,
             dedupe=dedupe,
             hints=hints,
+            speculation=speculation,
             seed=seed,
         )
         if deterministic is not None:
@@ -144,6 +149,7 @@ class Engine:
                 dedupe=settings.dedupe,
                 hints=settings.hints,
                 disk=open_disk(model, settings),
+                speculation=settings.speculation,
             )
         except MemoryError:
             size = self.kv_tokens * model.kv_bytes_per_token / 2**30

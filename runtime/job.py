@@ -19,6 +19,7 @@ from palmette.radix_cache.cache import Lease
 from palmette.runtime.protocol import Usage
 
 if TYPE_CHECKING:
+    from palmette.runtime.draft import Draft
     from palmette.runtime.sampler import Drawn
     from palmette.torch_later import Array
 
@@ -29,15 +30,15 @@ class Span(NamedTuple):
     """Tokens start:end of a job, whose context is the slots of tokens `path` (indices, in order of position; they end
     with start:end themselves).
 
-    rows: the indices among start:end whose logits the job wants to `read`. draws: whether a token is drawn from the
-    logits behind token end - 1.
+    rows: the indices among start:end whose logits the job wants to `read`. draws: those behind which a token is drawn,
+    more than one only where the last tokens are a draft.
     """
 
     start: int
     end: int
     path: np.ndarray
     rows: Sequence[int] = ()
-    draws: bool = False
+    draws: Sequence[int] = ()
 
 
 class Job(ABC):
@@ -48,7 +49,8 @@ class Job(ABC):
     passed_over: how often others that came later were let in before it, of `patience` times that it puts up with.
     lost: the most tokens that were computed before a preemption, so that computing them again can be told from
     progress. goes_on: whether it is the second job of a request, whose prompt was counted with the first. generates:
-    whether what it adds to its prompt is an output, whose length says something of others.
+    whether what it adds to its prompt is an output, whose length says something of others. draft: what is computed in
+    this step beyond its own tokens, in the places that follow them in `tokens` and `slots`.
     """
 
     generates: ClassVar[bool] = True
@@ -81,6 +83,7 @@ class Job(ABC):
         self.preemptions = 0
         self.passed_over = 0
         self.patience: int | None = None
+        self.draft: Draft | None = None
         self.goes_on = False
         self.leads = True
         self.cancelled = False
@@ -121,7 +124,7 @@ class Job(ABC):
 
     @abstractmethod
     def spans(self, n: int) -> list[Span]:
-        """The next n tokens, cut into runs."""
+        """The next n tokens, and the draft behind them, cut into runs."""
 
     def kept(self) -> np.ndarray | None:
         """Indices, ascending, of the computed tokens whose KV is worth keeping once the job leaves; None: all."""
@@ -133,7 +136,8 @@ class Job(ABC):
 
     @abstractmethod
     def go_on(self, drawn: Drawn | None) -> None:
-        """A step has computed tokens of the job; `drawn` is the next one, where one was drawn."""
+        """A step has computed tokens of the job; `drawn` is the next one, where one was drawn. Called for each token
+        of a draft that is right as if it had been drawn in a step of its own."""
 
     @abstractmethod
     def usage(self) -> Usage: ...

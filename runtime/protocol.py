@@ -146,7 +146,8 @@ class Usage:
     """Token counts of a request. `completion_tokens` counts every generated token, forced ones too, and those of a
     stop that the text leaves out; `cached_tokens` of the prompt were in the KV cache when the request was let in;
     `preemptions`: how often it lost its KV slots to others and went on later; `discarded_tokens`: completion tokens of
-    the samples that best_of drew and did not keep, told with the first output."""
+    the samples that best_of drew and did not keep, told with the first output; `drafted_tokens` were computed by
+    speculation before they were drawn, and `accepted_tokens` of these were drawn."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -154,6 +155,8 @@ class Usage:
     forced_tokens: int = 0
     preemptions: int = 0
     discarded_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import numpy as np
 
 from palmette.errors import ArgumentError, ConstraintError, PalmetteError
 from palmette.runtime.constraints import closing
+from palmette.runtime.constraints.forcing import CONTEXT, forced_run
 from palmette.runtime.constraints.matcher import CompiledConstraint, Matcher
 from palmette.runtime.detokenize import TextStream
 from palmette.runtime.group import Group
@@ -33,10 +34,9 @@ from palmette.runtime.sampler import Drawn, Row, Tally, no_numbers, sample_seed
 from palmette.runtime.stopping import StopPattern
 
 if TYPE_CHECKING:
+    from palmette.runtime.speculation import Record
     from palmette.torch_later import Array
 
-# How many of the last tokens a constraint sees when it spells forced text as their continuation.
-_CONTEXT = 16
 _log = logging.getLogger("palmette")
 
 
@@ -155,6 +155,9 @@ class GenerateJob(Job):
         self.finish_reason: FinishReason = "error"
         self.matched: str | int | None = None
         self.forced = 0
+        # How it has been guessed, once somebody tried; tokens that were drafted for it, and those that were right.
+        self.record: Record | None = None
+        self.drafted = self.accepted = 0
         self.dropped_end = 0
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: PromptLogprobs | None = None
@@ -199,35 +202,42 @@ class GenerateJob(Job):
             return []
         start, end = self.computed, self.computed + n
         rows = self.prompt_logprobs.rows(start, end) if self.prompt_logprobs is not None else ()
-        return [Span(start, end, np.arange(end), rows, draws=end == self.length and self.new_tokens > 0)]
+        draws: Sequence[int] = (end - 1,) if end == self.length and self.new_tokens > 0 else ()
+        if self.draft is not None:
+            draws = [end - 1 + at for at in self.draft.draws]
+            end += len(self.draft.tokens)
+        return [Span(start, end, np.arange(end), rows, draws)]
 
     def read(self, rows: Sequence[int], logits: Array) -> None:
         """See Job.read: those behind the prompt's tokens, for its log-probabilities."""
         assert self.prompt_logprobs is not None
         self.prompt_logprobs.read(rows, logits)
 
-    def row(self, words: int) -> Row:
-        """What the sampler needs for the next token; `words` int32 words hold a mask over the logits' width."""
+    def row(self, words: int, ahead: int = 0, matcher: Matcher | None = None, tally: Tally | None = None) -> Row:
+        """What the sampler needs for the next token; `words` int32 words hold a mask over the logits' width. Behind
+        `ahead` tokens of a draft: with matcher and tally as these would leave them."""
         banned: set[int] = set()
         mask = None
-        if self.matcher is not None:
+        if not ahead:
+            matcher, tally = self.matcher, self.tally
+        early = self.generated + ahead < self.params.min_tokens
+        if matcher is not None:
             mask = np.zeros(words, np.int32)
-            self.matcher.fill(mask)
-            self._mask_ends(mask)
-        elif self.generated < self.params.min_tokens:
+            matcher.fill(mask)
+            self._mask_ends(mask, matcher, early)
+        elif early:
             banned = set(self.ends)
-        return Row(self.params, self.seed, self.length, mask, banned, self.tally)
+        return Row(self.params, self.seed, self.length + ahead, mask, banned, tally)
 
-    def _mask_ends(self, mask: np.ndarray) -> None:
-        """Ids that would end the request are legal exactly where the structure may end; below `min_tokens`, only where
-        it also must."""
-        assert self.matcher is not None
+    def _mask_ends(self, mask: np.ndarray, matcher: Matcher, early: bool) -> None:
+        """Ids that would end the request are legal exactly where the structure may end; below `min_tokens` (early),
+        only where it also must."""
         view = mask.view(np.uint32)
         bits = np.zeros_like(view)
         for token in self.ends:
             bits[token >> 5] |= np.uint32(1 << (token & 31))
         view &= ~bits
-        if self.matcher.allows_end() and (self.generated >= self.params.min_tokens or not view.any()):
+        if matcher.allows_end() and (not early or not view.any()):
             view |= bits
 
     def begin(self) -> None:
@@ -311,21 +321,19 @@ class GenerateJob(Job):
 
     def _force(self) -> None:
         """Append the tokens that the constraint leaves no choice about; they are computed together in one step."""
-        while self.matcher is not None and not self.done and self.generated < self.new_tokens:
-            tokens = self.matcher.forced(self.tokens[max(0, self.length - _CONTEXT) : self.length].tolist())
-            if not tokens:
-                return
-            for token in tokens[: self.new_tokens - self.generated]:
-                # What ends a text may not come inside it: whether the text can be spelled without, the mask tells.
-                if token in self.ends or not self.matcher.advance(token):
-                    return
-                self.forced += 1
-                if self.params.logprobs is not None:
-                    asked = ((other, 0.0 if other == token else -math.inf) for other in self.params.logprob_token_ids)
-                    self.logprobs.append(TokenLogprob(token, 0.0, asked=tuple(asked)))
-                self._append(token, self.tools.bytes_of[token])
-                if self.done:
-                    return
+        if self.matcher is None:
+            return
+        run = forced_run(self.matcher, self.recent(), self.ends)
+        while not self.done and self.generated < self.new_tokens and (token := next(run, None)) is not None:
+            self.forced += 1
+            if self.params.logprobs is not None:
+                asked = ((other, 0.0 if other == token else -math.inf) for other in self.params.logprob_token_ids)
+                self.logprobs.append(TokenLogprob(token, 0.0, asked=tuple(asked)))
+            self._append(token, self.tools.bytes_of[token])
+
+    def recent(self) -> list[int]:
+        """The last tokens, as many as a constraint sees when it spells forced text as their continuation."""
+        return self.tokens[max(0, self.length - CONTEXT) : self.length].tolist()
 
     def _append(self, token: int, text: bytes | None) -> None:
         """One more generated token, and what it adds to the text."""
@@ -404,7 +412,8 @@ class GenerateJob(Job):
     def usage(self) -> Usage:
         first = self if self.healed is None else self.healed.job
         lost = self.preemptions if first is self else self.preemptions + first.preemptions
-        return Usage(self.original_length, first.cached, self.generated, self.forced, lost)
+        drafts = {"drafted_tokens": self.drafted, "accepted_tokens": self.accepted}
+        return Usage(self.original_length, first.cached, self.generated, self.forced, lost, **drafts)
 
     def fail(self, error: BaseException) -> None:
         self.done = self.failed = True

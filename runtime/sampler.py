@@ -55,6 +55,12 @@ class Tally:
         self._ids = ids
         self._times = np.zeros(len(ids))
 
+    def copy(self) -> Tally:
+        """An independent one."""
+        twin = Tally()
+        twin._place, twin._ids, twin._times = self._place.copy(), self._ids.copy(), self._times.copy()
+        return twin
+
     def add(self, token: int) -> None:
         """One more generated token."""
         place = self._place.setdefault(token, len(self._place))

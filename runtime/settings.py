@@ -32,6 +32,7 @@ class EngineSettings:
     eviction: str = "lru"
     dedupe: bool = True
     hints: bool = True
+    speculation: int | Literal["auto", "off"] = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -47,6 +48,12 @@ class EngineSettings:
             value = getattr(self, name)
             if value not in known:
                 raise ArgumentError(f"Engine(): there is no {name} {value!r}", hint=suggestion(str(value), known))
+        if isinstance(self.speculation, str):
+            if self.speculation not in ("auto", "off"):
+                hint = suggestion(self.speculation, ("auto", "off")) or "give a number of tokens, to draft so many"
+                raise ArgumentError(f"Engine(): there is no speculation {self.speculation!r}", hint=hint)
+        else:
+            integer("Engine()", "speculation", self.speculation, least=1)
         integer("Engine()", "seed", self.seed, least=-(2**63))
         if self.cache_dir is not None:
             if not isinstance(self.cache_dir, str | Path):

@@ -55,6 +55,7 @@ class ScriptedModel:
 
     max_context = 4096
     sampler = None
+    batch_invariant = True
     kv_bytes_per_token = 4
 
     def __init__(self, width: int, prompt: int, script: list[int], rank: list[int]) -> None:

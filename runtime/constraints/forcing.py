@@ -7,11 +7,27 @@ of the result only that part is kept that no token crossing the end of the force
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
+from palmette.runtime.constraints.matcher import Matcher
 from palmette.runtime.constraints.vocabulary import Vocabulary
 
+# How many of the last tokens a matcher is told of, of which it looks at some.
+CONTEXT = 16
 _RECENT = 8  # tokens of context; pre-tokenizers look back over one word, and a word is rarely longer
+
+
+def forced_run(matcher: Matcher, recent: Sequence[int], ends: Container[int]) -> Iterator[int]:
+    """The tokens that a constraint leaves no choice about behind `recent`; each has been taken by the matcher when it
+    is given."""
+    recent = list(recent)
+    while tokens := matcher.forced(recent[-CONTEXT:]):
+        for token in tokens:
+            # What ends a text may not come inside it: whether the text can be spelled without, the mask tells.
+            if token in ends or not matcher.advance(token):
+                return
+            recent.append(token)
+            yield token
 
 
 def _whole_characters(text: bytes) -> int:

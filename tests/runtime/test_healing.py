@@ -41,6 +41,7 @@ class TableModel:
     """A model whose logits are drawn anew for each text, from the tokens that the KV slots say it has."""
 
     max_context = 64
+    batch_invariant = True
     kv_bytes_per_token = 8
 
     def __init__(self, width: int, scale: float = 2.0) -> None:

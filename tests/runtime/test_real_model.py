@@ -186,3 +186,25 @@ def test_json_under_50_schemas_validates(real_engine: Engine) -> None:
             validator = validator_for(schema, default=jsonschema.Draft202012Validator)
             validator(schema, format_checker=validator.FORMAT_CHECKER).validate(json.loads(out.text))
     assert ended >= 25
+
+
+def test_drafts_change_nothing_but_the_steps() -> None:
+    """Weights in the blocks of the file, where tiles of rows and single rows are other code."""
+    from palmette.runtime.engine import Engine
+
+    people = [("Alice", "Paris"), ("Bruno", "Lisbon"), ("Chen", "Taipei"), ("Dora", "Athens")]
+    table = [{"id": i, "name": name, "city": city, "active": True} for i, (name, city) in enumerate(people)]
+    question = "Repeat this JSON exactly, but with the city of Chen changed to Osaka:\n" + json.dumps(table, indent=1)
+    answers, steps = [], []
+    for setting in ("off", 12):
+        with Engine("smollm2-135m", speculation=setting, kv_tokens=4096) as engine:
+            prompt = [{"role": "user", "content": question}]
+            outs = [
+                engine.generate(prompt, max_tokens=110, temperature=0.3, seed=1, logprobs=1),
+                engine.generate(prompt, max_tokens=40, temperature=1.0, seed=2, repetition_penalty=1.05, logprobs=0),
+                engine.generate(prompt, max_tokens=60, temperature=0, regex=r'(\{"city": "[A-Z][a-z]{1,9}"\}\n){9}'),
+            ]
+            answers.append([(out.tokens, out.text, out.finish_reason, out.logprobs) for out in outs])
+            steps.append(engine.stats()["steps"])
+    assert answers[0] == answers[1]
+    assert steps[1] < 0.8 * steps[0]

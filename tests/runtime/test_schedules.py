@@ -51,6 +51,8 @@ CONSTRAINTS = [
     Constraint("regex", "begin [xyz]{3} end"),
     Constraint("json_schema", '{"type":"object","properties":{"a":{"type":"boolean"}},"required":["a"]}'),
 ]
+# What a core may draft; each request's answer is compared with the one that it gives alone, without drafts.
+SPECULATION = ["off", "auto", 1, 4, 16, 16]
 STEMS = [b"The quick brown fox jumps over", b"The quick red fox", b"The thick"]
 PAGE = b"One page of text that is longer than a tile of attention: " * 2
 # The tokens of more than one byte, as pairs of those that they are merged from: "Ġ" is a blank.
@@ -281,7 +283,10 @@ def alone(program: int, number: int) -> Alone:
         samples = [compared(asked.group.outputs[at]) for at in sorted(asked.group.outputs)]
         healed = len(what.tokens) if what.params.echo else answer[0]["healed"]
         tokens = answer[0]["tokens"]
-    peak = max(len(what.tokens), *(job.peak for job in asked.jobs or asked.group.jobs))
+    jobs = asked.jobs or asked.group.jobs
+    # A limit that no text fits into is refused by what it says, and a smaller cache would say another.
+    least = len(what.tokens) if jobs else len(what.tokens) + what.params.max_tokens
+    peak = max([least, *(job.peak for job in jobs)])
     return Alone(answer, samples, peak, (*what.tokens[: len(what.tokens) - healed], *tokens))
 
 
@@ -421,7 +426,8 @@ def drawn(number: int) -> Schedule:
         )
         for _ in range(2 if slow else draw.randint(2, 6 - turns))
     ]
-    return Schedule(programs, draw.choice([*[0] * 10, 8, 1000]), told, rounds=draw.choice([1, 1, 1, 2]))
+    spare, rounds = draw.choice([*[0] * 10, 8, 1000]), draw.choice([1, 1, 1, 2])
+    return Schedule(programs, spare, told | {"speculation": draw.choice(SPECULATION)}, rounds)
 
 
 def simpler(schedule: Schedule) -> Iterator[Schedule]:
@@ -470,6 +476,11 @@ FLOORS = {
     "scored": 60,
     "cancelled": 40,
     "streamed": 60,
+    "accepted": 60,
+    "rejected": 60,
+    "accepted, constraint": 10,
+    "accepted, preempted": 10,
+    **{f"speculation {setting}": 20 for setting in SPECULATION},
     **{f"policy {name}": 20 for name in POLICIES},
     **{f"eviction {name}": 20 for name in EVICTION},
     **{f"chunks {size}": 15 for size in (1, 7, 64, 100_000)},
@@ -503,6 +514,11 @@ def traits(schedule: Schedule, core: EngineCore, asked: Sequence[Asked]) -> set[
         f"policy {told['policy']}": True,
         f"eviction {told['eviction']}": True,
         f"chunks {told['max_step_tokens']}": True,
+        f"speculation {told['speculation']}": True,
+        "accepted": core.counters.accepted_tokens,
+        "rejected": core.counters.drafted_tokens > core.counters.accepted_tokens,
+        "accepted, constraint": any(out.usage.accepted_tokens for ask, out in outputs if ask.constraint is not None),
+        "accepted, preempted": any(out.usage.accepted_tokens and out.usage.preemptions for _, out in outputs),
     }
     return {name for name, value in has.items() if value}
 

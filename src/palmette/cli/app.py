@@ -179,7 +179,7 @@ def bench(
         typer.Option(
             metavar="NAME",
             help="Run again with this changed, and compare: cache-off, flat-cache, fcfs, random, lpm, no-dedupe, "
-            "sequential-forks, no-hints; or all. Repeat for several; --list explains them.",
+            "sequential-forks, no-hints, no-speculation; or all. Repeat for several; --list explains them.",
         ),
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Runs of each variant, in turn; the median is shown.")] = 1,
