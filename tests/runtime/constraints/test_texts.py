@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from palmette.runtime.constraints.determinize import TooLarge
@@ -63,7 +63,7 @@ def texts(draw: st.DrawFn) -> tuple[Text, frozenset[str]]:
     return text, words
 
 
-few = settings(max_examples=100, deadline=None)
+few = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @given(texts())
@@ -115,7 +115,7 @@ def test_emptiness_counts_and_lists(drawn: tuple[Text, frozenset[str]]) -> None:
 
 
 @given(texts())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_machine_takes_the_strings_and_dies_with_no_completion(drawn: tuple[Text, frozenset[str]]) -> None:
     text, words = drawn
     if empty(text):

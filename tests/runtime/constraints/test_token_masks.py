@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from palmette.runtime.constraints import ConstraintCompiler, Vocabulary
@@ -29,7 +29,7 @@ def compiled(pattern: str, compiler: ConstraintCompiler | None = None) -> Automa
 
 
 @given(st.sampled_from(PATTERNS), st.lists(st.integers(0, len(TOKENS) - 1), max_size=6))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_tokens_are_those_that_can_be_walked(pattern: str, tokens: list[int]) -> None:
     automaton = compiled(pattern).automaton
     state = automaton.start
