@@ -54,6 +54,7 @@ class AutomatonConstraint:
         self.vocabulary = vocabulary
         self._rows = rows
         # Here, and not at the first mask: that one is asked for in the engine's loop.
+        _ = vocabulary.trie.signatures, vocabulary.trie.spans
         self._keys: dict[int, RowKey] = {automaton.start: self._key(automaton.start)}
         self._place: AutomatonPlace | None = None
 
