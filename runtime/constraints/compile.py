@@ -100,7 +100,14 @@ def _grammar(
 
 
 def _normal_form(schema: str, documents: Mapping[str, Any], seconds: float) -> Normal:
-    return normal_form(schema, documents=documents, budget=Budget(seconds=max(seconds, 0.01)))
+    seconds = max(seconds, 0.01)
+    deadline = monotonic() + seconds
+    try:
+        return normal_form(schema, documents=documents, budget=Budget(seconds=seconds))
+    except ConstraintError as error:
+        if monotonic() < deadline:
+            raise
+        raise Expired(error.message, pointer=error.pointer, hint=error.hint, more=error.faults[1:]) from error
 
 
 def _refuse(constraint: Constraint, message: str) -> ConstraintError:

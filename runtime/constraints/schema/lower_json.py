@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import llguidance
@@ -33,6 +34,10 @@ from palmette.runtime.constraints.schema.shapes import (
 WHITESPACE = r" ?|\r?\n[ \t]{0,64}"
 _PLAIN = (Arrays(), Objects())
 _LITERALS = {"null": None, "true": True, "false": False}
+
+
+# The patterns of formats come again and again.
+_rust = lru_cache(maxsize=512)(rust_regex)
 
 
 class _NotPlain(Exception):
@@ -180,7 +185,7 @@ class _Writer:
 
     @staticmethod
     def pattern(language: Language) -> str:
-        rust = rust_regex(language)
+        rust = _rust(language)
         if rust is None:
             raise _NotPlain
         return f"^{rust}$"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from palmette.errors import ConstraintError
 from palmette.runtime.constraints import ConstraintCompiler, Vocabulary, accepts, validate
 from palmette.runtime.constraints.automaton_matcher import AutomatonConstraint
+from palmette.runtime.constraints.compile import Expired
 from palmette.runtime.constraints.llg import LlgConstraint
 from palmette.runtime.protocol import Constraint
 
@@ -204,3 +206,13 @@ def test_the_constraint_layer_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_schema_that_takes_too_long_to_read_is_not_kept_as_refused() -> None:
+    compiler = ConstraintCompiler(BYTES, timeout=0.0)
+    large = {"allOf": [{"properties": {f"p{i}_{j}": {"minLength": i + j}}} for i in range(40) for j in range(40)]}
+    with pytest.raises(Expired):
+        compiler.compile(Constraint("json_schema", json.dumps(large)))
+    with pytest.raises(ConstraintError, match="keyword"):
+        compiler.compile(Constraint("json_schema", '{"minLenght": 3}'))
+    assert compiler.stats.entries == 1 and compiler.stats.failures == 2

@@ -133,5 +133,6 @@ def test_many_stops_in_a_long_string_cost_no_more_than_its_length(
     letters = {ord("a"): 50.0, ord("b"): 49.0}
     schema = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
     out = engine.generate("x", json_schema=schema, max_tokens=400, seed=1, logit_bias=letters, **stop)
-    assert out.finish_reason == "length" and out.text.count("a") > 100
+    # It is closed in time, being a schema whose completions are known.
+    assert out.finish_reason == "constraint" and out.text.count("a") > 100
     assert steps < 4 * len(out.text)
