@@ -41,15 +41,16 @@ IMPOSSIBLE: list[tuple[GenerateRequest, type[BaseException]]] = [
 
 def usual(draw: random.Random) -> GenerateRequest:
     prompt = draw.choice(SHARED)[: draw.choice([1, 40, 120])] + tuple(draw.choices(range(256), k=draw.randint(0, 6)))
+    constraint = Constraint("regex", "[a-z]{3,9}") if draw.random() < 0.1 else None
+    limit = draw.choice([0, 3, 8, 60] if constraint else [0, 1, 3, 8, 60])
     params = SamplingParams(
         # Most end long before they have to, so the scheduler reckons with less than some come to need.
-        max_tokens=draw.choice([0, 1, 3, 8, 60]),
+        max_tokens=limit,
         stop=draw.choice([("e", "\ufffd"), ("e", "\ufffd"), ()]),
         temperature=draw.choice([0.0, 1.0]),
         n=draw.choice([1, 1, 1, 3]),
         logprobs=draw.choice([None, 1]),
     )
-    constraint = Constraint("regex", "[a-z]{3,9}") if draw.random() < 0.1 else None
     return GenerateRequest(
         prompt,
         params,
