@@ -3,8 +3,10 @@ and is valid."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import threading
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -15,6 +17,7 @@ import pytest
 
 from palmette.errors import ConstraintError
 from palmette.runtime.constraints import accepts
+from palmette.runtime.constraints import compile as compile_module
 
 pytestmark = pytest.mark.tiny
 
@@ -73,3 +76,19 @@ def test_a_multiple_is_written_with_as_many_places_as_it_needs(step: str) -> Non
         text = str(int(value) if value == int(value) else value)
         wanted = Fraction(text) % Fraction(step) == 0 and Decimal("-1.5") <= value <= 4
         assert accepts(text, json_schema=schema) == wanted, text
+
+
+def test_a_schema_is_read_once_and_not_where_others_wait(tiny_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, read = tiny_engine(), []
+    normal_form = compile_module.normal_form
+
+    def reading(*given: Any, **keywords: Any) -> Any:
+        read.append(threading.current_thread())
+        return normal_form(*given, **keywords)
+
+    monkeypatch.setattr(compile_module, "normal_form", reading)
+    wrong = {"type": "strin"}
+    asyncio.run(engine.agenerate("x", json_schema={"type": "boolean"}, max_tokens=9))
+    with pytest.raises(ConstraintError):
+        asyncio.run(engine.agenerate("x", json_schema=wrong, max_tokens=9))
+    assert len(read) == 2 and threading.current_thread() not in read
