@@ -100,8 +100,9 @@ class Intake:
 
     def close(self) -> None:
         """End the engine's thread. A constraint that is being compiled is answered when it is done."""
-        self._workers.shutdown(wait=False)
+        # In this order: whoever comes meanwhile is told that the engine is closed.
         self._loop.close()
+        self._workers.shutdown(wait=False)
 
     # -- generate ----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from palmette.errors import ConstraintError
+from palmette.errors import BackendError, ConstraintError
 from palmette.runtime.constraints import accepts
 from palmette.runtime.constraints import compile as compile_module
 
@@ -92,3 +92,20 @@ def test_a_schema_is_read_once_and_not_where_others_wait(tiny_engine: Make, monk
     with pytest.raises(ConstraintError):
         asyncio.run(engine.agenerate("x", json_schema=wrong, max_tokens=9))
     assert len(read) == 2 and threading.current_thread() not in read
+
+
+def test_a_request_that_comes_while_the_engine_closes_is_told_so(
+    tiny_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = tiny_engine()
+    close, answers = engine._loop.close, []
+
+    def closing() -> None:
+        answers.append(engine.generate("x", regex="ab", max_tokens=4).text)
+        close()
+
+    monkeypatch.setattr(engine._loop, "close", closing)
+    engine.close()
+    assert answers == ["ab"]
+    with pytest.raises(BackendError, match="closed"):
+        engine.generate("x", regex="ab", max_tokens=4)
