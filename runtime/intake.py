@@ -15,7 +15,7 @@ from palmette.errors import ArgumentError, ContextLengthError, PalmetteError
 from palmette.runtime import options
 from palmette.runtime.constraints import closing
 from palmette.runtime.constraints.beginnings import legal_beginnings
-from palmette.runtime.constraints.compile import ConstraintCompiler, validate
+from palmette.runtime.constraints.compile import ConstraintCompiler
 from palmette.runtime.group import Group
 from palmette.runtime.healing import CoverJob, CoverTree, find_tail
 from palmette.runtime.job import Job
@@ -69,8 +69,6 @@ class Intake:
             prepared = self._prepare(request, group)
             for pattern in request.params.stop_regex:
                 validate_stop(pattern)
-            if request.constraint is not None:
-                validate(request.constraint)
             if request.constraint is not None or request.params.stop_regex:
                 self._workers.submit(self._compile, prepared)
             else:
@@ -102,8 +100,9 @@ class Intake:
 
     def close(self) -> None:
         """End the engine's thread. A constraint that is being compiled is answered when it is done."""
-        self._workers.shutdown(wait=False)
+        # In this order: whoever comes meanwhile is told that the engine is closed.
         self._loop.close()
+        self._workers.shutdown(wait=False)
 
     # -- generate ----------------------------------------------------------------------------------------------------
 

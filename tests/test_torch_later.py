@@ -35,6 +35,15 @@ def test_threads_that_were_set_are_torchs_too(first):
     assert fresh(first + code, OMP_NUM_THREADS="1") == ["3", "3"]
 
 
+def test_threads_that_were_set_are_those_of_a_torch_that_others_import():
+    code = "torch_later.set_threads(3)\nimport torch\n"
+    assert fresh(code + "print(torch_later.thread_count(), torch.get_num_threads())") == ["3", "3"]
+    assert fresh(code + "torch_later.torch.zeros(1); print(torch.get_num_threads())") == ["3"]
+    # What is said later counts, by whomever.
+    code += "torch_later.torch.zeros(1); torch.set_num_threads(2); torch_later.torch.ones(1)\n"
+    assert fresh(code + "print(torch_later.thread_count())") == ["2"]
+
+
 def test_without_torch_there_are_as_many_threads_as_with_it():
     code = "print(torch_later.thread_count()); import torch; print(torch.get_num_threads(), torch_later.thread_count())"
     for environment in ({}, {"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2"}):

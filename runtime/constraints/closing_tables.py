@@ -54,22 +54,24 @@ class Tables:
 
     def _of(self, text: bytes) -> tuple[int, int] | None:
         """How many tokens, and the first."""
-        if text in self._fewest:
-            return self._fewest[text]
-        if len(self._fewest) > _MOST_KEPT:
-            self._fewest = {b"": (0, -1)}
+        # Another thread may begin a new one meanwhile.
+        fewest = self._fewest
+        if text in fewest:
+            return fewest[text]
+        if len(fewest) > _MOST_KEPT:
+            fewest = self._fewest = {b"": (0, -1)}
         for at in range(len(text) - 1, -1, -1):
             rest = text[at:]
-            if rest in self._fewest:
+            if rest in fewest:
                 continue
             best: tuple[int, int] | None = None
             for size in range(min(len(rest), _LONGEST), 0, -1):
                 token = self._ids.get(rest[:size])
-                after = self._fewest.get(rest[size:]) if token is not None else None
+                after = fewest.get(rest[size:]) if token is not None else None
                 if token is not None and after is not None and (best is None or after[0] + 1 < best[0]):
                     best = (after[0] + 1, token)
-            self._fewest[rest] = best
-        return self._fewest[text]
+            fewest[rest] = best
+        return fewest[text]
 
 
 def _characters(spelling: bytes) -> int:

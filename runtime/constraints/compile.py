@@ -225,37 +225,33 @@ class ConstraintCompiler:
         try:
             compiled = self._compile(constraint, begun + self._timeout)
         except BaseException as error:
-            self._settle(constraint, _FAILURE_BYTES, monotonic() - begun, failed=True)
-            if not isinstance(error, ConstraintError) or isinstance(error, Expired):
-                self._forget(constraint)
+            kept = isinstance(error, ConstraintError) and not isinstance(error, Expired)
+            self._settle(constraint, _FAILURE_BYTES if kept else None, monotonic() - begun, failed=True)
             mine.set_exception(error)
             raise
         self._settle(constraint, compiled.nbytes, monotonic() - begun, failed=False)
         mine.set_result(compiled)
         return compiled
 
-    def _settle(self, constraint: Constraint, nbytes: int, seconds: float, *, failed: bool) -> None:
+    def _settle(self, constraint: Constraint, nbytes: int | None, seconds: float, *, failed: bool) -> None:
+        """A compilation ended, with a result of that many bytes, or None that is not to be kept."""
         spec = constraint.spec if isinstance(constraint.spec, tuple) else (constraint.spec,)
-        nbytes += sum(len(part) for part in spec if isinstance(part, str))
         with self._lock:
             self._seconds += seconds
             self._failures += failed
+            if nbytes is None:
+                del self._kept[constraint]
+                return
+            nbytes += sum(len(part) for part in spec if isinstance(part, str))
             self._sizes[constraint] = nbytes
             self._nbytes += nbytes
             # What is still being compiled has no size yet, and stays.
             for old in [k for k in self._kept if k in self._sizes and k != constraint]:
                 if self._nbytes <= self._limit:
                     break
-                self._remove(old)
+                del self._kept[old]
+                self._nbytes -= self._sizes.pop(old)
                 self._evicted += 1
-
-    def _forget(self, constraint: Constraint) -> None:
-        with self._lock:
-            self._remove(constraint)
-
-    def _remove(self, constraint: Constraint) -> None:
-        self._kept.pop(constraint)
-        self._nbytes -= self._sizes.pop(constraint)
 
     def _compile(self, constraint: Constraint, deadline: float) -> CompiledConstraint:
         if constraint.kind == "choices":

@@ -27,19 +27,24 @@ Array: TypeAlias = "torch.Tensor | np.ndarray[Any, Any]"
 
 
 class _Later:
-    """Stands for torch until one of its names is asked for. threads: what it is to work with from then on."""
+    """Stands for torch until one of its names is asked for. threads: what it is to work with from then on, where it
+    has not been told yet."""
 
     threads: int | None = None
 
     def __getattr__(self, name: str) -> Any:
-        fresh = "torch" not in sys.modules
-        module = import_module("torch")
-        if fresh and self.threads is not None:
-            module.set_num_threads(self.threads)
-        value = getattr(module, name)
+        value = getattr(self._module(), name)
         # Found at once the next time.
         setattr(self, name, value)
         return value
+
+    def _module(self) -> Any:
+        """torch itself, told of the threads whoever imported it."""
+        module = import_module("torch")
+        if self.threads is not None:
+            count, self.threads = self.threads, None
+            module.set_num_threads(count)
+        return module
 
 
 _later = _Later()
@@ -51,13 +56,13 @@ def set_threads(count: int) -> None:
     """With how many threads torch works, and whatever asks for `thread_count`: in the whole process, from now on."""
     _later.threads = count
     if "torch" in sys.modules:
-        torch.set_num_threads(count)
+        _later._module()
 
 
 def thread_count() -> int:
     """What torch has, or would have if it were imported."""
     if "torch" in sys.modules:
-        return torch.get_num_threads()
+        return int(_later._module().get_num_threads())
     if _later.threads is not None:
         return _later.threads
     with suppress(ValueError):

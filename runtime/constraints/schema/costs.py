@@ -7,6 +7,7 @@ to itself costs is found by going round until nothing becomes cheaper; what has 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any
 
 from palmette.runtime.constraints.schema import strings, texts
@@ -52,6 +53,8 @@ class Costs:
         self._settled: dict[Node, bytes | None] = {NOTHING_NODE: None}
         self._goals: dict[Goal, bytes | None] = {}
         self._round: _Round | None = None
+        # Requests under one schema ask from several threads; a fixed point is one thread's.
+        self._lock = RLock()
         self._machines: dict[Text, TextMachine | None] = {}
         self._uniform: set[Any] = set()
         self._cofinite: set[Any] = set()
@@ -123,6 +126,12 @@ class Costs:
         return found
 
     def _shortest(self, node: Node) -> bytes | None:
+        if node in self._settled:
+            return self._settled[node]
+        with self._lock:
+            return self._found(node)
+
+    def _found(self, node: Node) -> bytes | None:
         if node in self._settled:
             return self._settled[node]
         if self._round is not None:

@@ -101,7 +101,7 @@ def _numbers(shape: Numbers) -> tuple[Numbers, list[str]]:
         if any(bound is not None and as_double(bound) is None for bound in (shape.low, shape.high)):
             loose.append("minimum" if shape.low is not None else "maximum")
             shape = replace(shape, low=None, high=None)
-        if as_double(common) is None or common.numerator > _MOST_STEP:
+        if as_double(common) is None or common.numerator > _MOST_STEP or _wants_all_places(common):
             loose.append("multipleOf")
             shape = replace(shape, multiple_of=())
     elif any(multiples_of_power(value) is None for value in shape.not_multiple_of):
@@ -109,6 +109,11 @@ def _numbers(shape: Numbers) -> tuple[Numbers, list[str]]:
         kept = tuple(v for v in shape.not_multiple_of if multiples_of_power(v) is not None)
         shape = replace(shape, not_multiple_of=kept)
     return shape, loose
+
+
+def _wants_all_places(step: Fraction) -> bool:
+    """Whether llguidance takes a multiple only with all the decimal places of the step: 1.50 for 0.25, but not 1.5."""
+    return 10 % step.denominator != 0 and multiples_of_power(step) is None
 
 
 def _arrays(shape: Arrays) -> tuple[Arrays, list[str]]:

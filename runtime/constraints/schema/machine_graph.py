@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
+from threading import Lock
 from typing import Any
 
 from palmette.runtime.constraints.schema import texts
@@ -54,6 +55,7 @@ class Graph:
         self._parts: list[tuple[Part, ...] | None] = [_spread(shapes) for shapes in normal.nodes]
         self._recipes: dict[Node, tuple[Any, ...]] = {}
         self._made: dict[tuple[Any, ...], Node] = {}
+        self._lock = Lock()
 
     def parts(self, node: Node) -> tuple[Part, ...]:
         """The shapes of a node, none of them Anything; some may turn out to be empty."""
@@ -66,12 +68,18 @@ class Graph:
 
     def _node(self, *key: Any, recipe: tuple[Any, ...] | None = None) -> Node:
         node = self._made.get(key)
-        if node is None:
-            if len(self._parts) >= _MOST_NODES:
-                raise Unsupported(f"more than {_MOST_NODES} combinations of parts")
-            node = self._made[key] = len(self._parts)
-            self._parts.append(None)
-            self._recipes[node] = recipe or key
+        if node is not None:
+            return node
+        with self._lock:
+            node = self._made.get(key)
+            if node is None:
+                node = len(self._parts)
+                if node >= _MOST_NODES:
+                    raise Unsupported(f"more than {_MOST_NODES} combinations of parts")
+                self._parts.append(None)
+                self._recipes[node] = recipe or key
+                # Last: whoever finds it here reads it.
+                self._made[key] = node
         return node
 
     # -- the algebra

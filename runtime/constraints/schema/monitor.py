@@ -56,9 +56,10 @@ class MonitoredConstraint:
 
 
 def schema_place(normal: Normal, *, whitespace: bool) -> SchemaPlace | None:
-    """The start of a schema's texts, for their shortest completions; None where the machine cannot follow them."""
+    """The start of a schema's texts, for their shortest completions; None where the machine cannot follow them.
+    A grammar lets a name that is not listed come twice, and such a text has to be completed too."""
     try:
-        machine = Machine(normal, whitespace=whitespace)
+        machine = Machine(normal, whitespace=whitespace, distinct=False)
         return SchemaPlace(machine.start(), machine.growth())
     except (TooLarge, Unsupported):
         return None

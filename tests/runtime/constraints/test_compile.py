@@ -216,3 +216,36 @@ def test_a_schema_that_takes_too_long_to_read_is_not_kept_as_refused() -> None:
     with pytest.raises(ConstraintError, match="keyword"):
         compiler.compile(Constraint("json_schema", '{"minLenght": 3}'))
     assert compiler.stats.entries == 1 and compiler.stats.failures == 2
+
+
+def test_what_is_not_kept_goes_without_what_was_compiled_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = ConstraintCompiler(BYTES, cache_bytes=0)
+    compile, lock = compiler._compile, compiler._lock
+    slow, other = Constraint("regex", "slow"), Constraint("regex", "other")
+    met: list[str] = []
+
+    class Busy:
+        """Lets another compilation come between any two parts that hold the lock, once the slow one has failed."""
+
+        def __enter__(self) -> None:
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+            if met == ["failed"]:
+                met.append("other")
+                compiler.compile(other)
+
+    def slow_one(constraint: Constraint, deadline: float) -> Any:
+        if constraint != slow:
+            return compile(constraint, deadline)
+        met.append("failed")
+        raise Expired("too slow", hint="wait")
+
+    monkeypatch.setattr(compiler, "_lock", Busy())
+    monkeypatch.setattr(compiler, "_compile", slow_one)
+    for _ in range(2):
+        met.clear()
+        with pytest.raises(Expired):
+            compiler.compile(slow)
+        assert met == ["failed", "other"]

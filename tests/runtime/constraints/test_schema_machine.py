@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import threading
 from fractions import Fraction
 from itertools import permutations, product
 from typing import Any
@@ -424,3 +425,26 @@ def test_equal_places_are_one_state() -> None:
     start = machine.start()
     assert start.walk(b'{"a":12') is start.walk(b'{"a":7')
     assert start.walk(b'{"a":1,"b":[{"a":1},') is start.walk(b'{"a":1,"b":[{"a":2,"b":[]},')
+
+
+def test_what_is_asked_while_another_thread_searches_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A list that holds such lists, or one that must hold two numbers: node 3 leads back to itself.
+    shapes = ((Anything(),), (), (Numbers(),), (Arrays(rest=3, least=1), Arrays((2, 2), 2, 2)))
+    machine = Machine(Normal(shapes, 3), whitespace=False)
+    costs = machine.costs
+    best, answers, others = costs._best, list[bytes | None](), list[threading.Thread]()
+
+    def ask() -> None:
+        answers.append(costs.shortest((3, frozenset())))
+
+    def slow(*given: Any) -> Any:
+        if not others:
+            others.append(threading.Thread(target=ask))
+            others[0].start()
+            others[0].join(0.2)
+        return best(*given)
+
+    monkeypatch.setattr(costs, "_best", slow)
+    assert machine.shortest() == b"[0,0]"
+    others[0].join()
+    assert answers == [b"[0,0]"]

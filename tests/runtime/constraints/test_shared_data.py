@@ -17,7 +17,7 @@ REGEXES = SHARED / "data" / "constraints" / "regexes.jsonl"
 CASES = SHARED / "cases" / "reported.jsonl"
 # Refused: what is not Python's (\p), or not regular.
 REFUSED = {"letters-pL", "greek-script", "word-boundary", "lookbehind", "backref"}
-# llguidance has one spelling for a slash in a string, and this is another.
+# A schema of plain keywords is written in llguidance's own form, which has one spelling of a slash: this is another.
 NOT_SPELLED = {("js-21", '"a\\/b"')}
 
 
