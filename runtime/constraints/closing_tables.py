@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import re
 from functools import lru_cache
 
 import numpy as np
@@ -15,11 +17,13 @@ _MOST_KEPT = 100_000  # suffixes of closings
 
 class Tables:
     """plain: int16 [V], how many characters a token is that may stand inside any JSON string as it is, -1 for all
-    others. odd: a trie of the others. opens: how many arrays and objects one token can begin at the most."""
+    others. odd: a trie of the others. inside: int16 [V], where in a token's bytes what follows may stand inside any JSON
+    string, if only as the beginning of a character or an escape. opens: how many arrays and objects one token can begin at the most."""
 
     def __init__(self, vocabulary: Vocabulary, banned: frozenset[int]) -> None:
         self.vocabulary = vocabulary
         self.plain = np.full(vocabulary.width, -1, np.int16)
+        self.inside = np.zeros(vocabulary.width, np.int16)
         odd: list[tuple[bytes, int]] = []
         self.opens = 0
         self._ids: dict[bytes, int] = {}
@@ -32,6 +36,7 @@ class Tables:
             size = _characters(spelling)
             if size < 0:
                 odd.append((spelling, token))
+                self.inside[token] = _inside(spelling)
             self.plain[token] = size
         self.odd = ByteTrie(odd)
         self._fewest: dict[bytes, tuple[int, int] | None] = {b"": (0, -1)}
@@ -80,6 +85,34 @@ def _characters(spelling: bytes) -> int:
         return len(spelling.decode())
     except UnicodeDecodeError:
         return -1
+
+
+_HEX = b"[0-9a-fA-F]"
+_HIGH = b"[dD][89abAB]" + _HEX * 2
+# Escapes: whole, and begun so that some character can come of it.
+_WHOLE = rb"\\(?:[\"\\/bfnrt]|u(?:(?![dD][89a-fA-F])" + _HEX * 4 + b"|" + _HIGH + rb"\\u[dD][c-fC-F]" + _HEX * 2 + b"))"
+_BEGUN = (
+    rb"\\(?:u(?:(?![dD][89a-fA-F])" + _HEX + rb"{0,3}|[dD][89abAB]" + _HEX + b"?|" + _HIGH + rb"(?:\\(?:u(?:[dD](?:[c-fC-F]"
+    + _HEX + b"?)?)?)?)?))?"
+)  # fmt: skip
+_INSIDE = re.compile(rb"(?:[^\"\\\x00-\x1f]|" + _WHOLE + b")*(?:" + _BEGUN + b")?")
+
+
+def _inside(spelling: bytes) -> int:
+    """The first place behind its quotes from which the rest of a token may stand inside a string; its length where
+    there is none."""
+    at = 0
+    while not _INSIDE.fullmatch(spelling, at) or not _utf8_begins(spelling[at:]):
+        at += 1
+    return at
+
+
+def _utf8_begins(text: bytes) -> bool:
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(text)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=8)
