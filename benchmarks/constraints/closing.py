@@ -57,7 +57,9 @@ class Closings:
             yield f"  mask, ms               p50 {p50:.3f}, p99 {p99:.2f}, max {1e3 * max(self.masks):.1f}"
         if names:
             yield from (f"    not known: {name}" for name in self.unknown)
-            yield from (f"    {what}: {name}, {limit} tokens: {text[-300:]!r}" for what, name, limit, text in self.examples)
+            yield from (
+                f"    {what}: {name}, {limit} tokens: {text[-300:]!r}" for what, name, limit, text in self.examples
+            )
 
 
 def close(cases: Iterable[Case], vocabulary: Vocabulary, more: Iterable[int] = MORE) -> Closings:

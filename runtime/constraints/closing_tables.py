@@ -91,10 +91,8 @@ _HEX = b"[0-9a-fA-F]"
 _HIGH = b"[dD][89abAB]" + _HEX * 2
 # Escapes: whole, and begun so that some character can come of it.
 _WHOLE = rb"\\(?:[\"\\/bfnrt]|u(?:(?![dD][89a-fA-F])" + _HEX * 4 + b"|" + _HIGH + rb"\\u[dD][c-fC-F]" + _HEX * 2 + b"))"
-_BEGUN = (
-    rb"\\(?:u(?:(?![dD][89a-fA-F])" + _HEX + rb"{0,3}|[dD][89abAB]" + _HEX + b"?|" + _HIGH + rb"(?:\\(?:u(?:[dD](?:[c-fC-F]"
-    + _HEX + b"?)?)?)?)?))?"
-)  # fmt: skip
+_SECOND = rb"(?:\\(?:u(?:[dD](?:[c-fC-F]" + _HEX + b"?)?)?)?)?"
+_BEGUN = rb"\\(?:u(?:(?![dD][89a-fA-F])" + _HEX + b"{0,3}|[dD][89abAB]" + _HEX + b"?|" + _HIGH + _SECOND + b")?)?"
 _INSIDE = re.compile(rb"(?:[^\"\\\x00-\x1f]|" + _WHOLE + b")*(?:" + _BEGUN + b")?")
 
 

@@ -138,9 +138,7 @@ PERSON = {
 }
 
 
-def test_a_program_may_ask_for_less_than_the_shortest_text(
-    tiny_engine: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_program_may_ask_for_less_than_the_shortest_text(tiny_engine: Make, caplog: pytest.LogCaptureFixture) -> None:
     """Case rx-15: a legal prefix of exactly max_tokens tokens, and nobody takes it for a value."""
     engine = tiny_engine(kv_tokens=1024)
     least = needed(engine, json_schema=PERSON)
