@@ -308,8 +308,8 @@ def start(
     llguidance reads does not, and a vocabulary that lacks single bytes may not spell them: then one without a limit).
 
     begun: tokens of the text that stand already, beside the limit. banned: tokens that may not be used to complete it.
-    When no complete text is that short: ConstraintError, or with `cut` a matcher without a limit, whose text will be cut
-    by whoever counts. RuntimeError when the text may not begin so."""
+    When no complete text is that short: ConstraintError, or with `cut` a matcher without a limit, whose text whoever
+    counts will cut. RuntimeError when the text may not begin so."""
     matcher, vocabulary = compiled.start(), compiled.vocabulary
     if not all(map(matcher.advance, begun)):
         raise RuntimeError(f"the constraint refused the text {vocabulary.text(begun)!r}, which it had allowed")

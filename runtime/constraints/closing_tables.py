@@ -17,8 +17,9 @@ _MOST_KEPT = 100_000  # suffixes of closings
 
 class Tables:
     """plain: int16 [V], how many characters a token is that may stand inside any JSON string as it is, -1 for all
-    others. odd: a trie of the others. inside: int16 [V], where in a token's bytes what follows may stand inside any JSON
-    string, if only as the beginning of a character or an escape. opens: how many arrays and objects one token can begin at the most."""
+    others. odd: a trie of the others. inside: int16 [V], where in a token's bytes what follows may stand inside any
+    JSON string, if only as the beginning of a character or an escape. opens: how many arrays and objects one token can
+    begin at the most."""
 
     def __init__(self, vocabulary: Vocabulary, banned: frozenset[int]) -> None:
         self.vocabulary = vocabulary
