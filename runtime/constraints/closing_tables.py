@@ -64,17 +64,19 @@ class Tables:
             return self._fewest[text]
         if len(self._fewest) > _MOST_KEPT:
             self._fewest = {b"": (0, -1)}
+        behind: list[tuple[int, int] | None] = [(0, -1)] * (len(text) + 1)
         for at in range(len(text) - 1, -1, -1):
             rest = text[at:]
             if rest in self._fewest:
+                behind[at] = self._fewest[rest]
                 continue
             best: tuple[int, int] | None = None
             for size in range(min(len(rest), _LONGEST), 0, -1):
                 token = self._ids.get(rest[:size])
-                after = self._fewest.get(rest[size:]) if token is not None else None
+                after = behind[at + size] if token is not None else None
                 if token is not None and after is not None and (best is None or after[0] + 1 < best[0]):
                     best = (after[0] + 1, token)
-            self._fewest[rest] = best
+            self._fewest[rest] = behind[at] = best
         return self._fewest[text]
 
 
