@@ -186,6 +186,7 @@ class Strand:
             priority=shared.account.priority,
             tenant=shared.account.tenant,
             family=self._name(),
+            cut=True,
         )
         began = time.perf_counter()
         sink = self._sink

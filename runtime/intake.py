@@ -5,17 +5,19 @@ What is wrong with a request becomes its terminal event here, before it reaches 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import count
 
-from palmette.errors import ArgumentError, ContextLengthError, PalmetteError
+from palmette.errors import ArgumentError, ConstraintError, ContextLengthError, PalmetteError
 from palmette.runtime import options
 from palmette.runtime.constraints import closing
 from palmette.runtime.constraints.beginnings import legal_beginnings
 from palmette.runtime.constraints.compile import ConstraintCompiler
+from palmette.runtime.constraints.matcher import CompiledConstraint
 from palmette.runtime.group import Group
 from palmette.runtime.healing import CoverJob, CoverTree, find_tail
 from palmette.runtime.job import Job
@@ -28,6 +30,8 @@ from palmette.runtime.sampler import mix64, sample_seed
 from palmette.runtime.score import Boundary, OptionTree, ScoreJob, check_score, find_boundary, result_of
 from palmette.runtime.stopping import StopCompiler, validate_stop
 from palmette.runtime.tokenizer import Tokenizer
+
+_log = logging.getLogger("palmette")
 
 # Log-probabilities of other tokens that one request may tell: some hundred bytes each.
 _MOST_LOGPROBS = 10_000_000
@@ -130,11 +134,20 @@ class Intake:
             # Anew, as somebody may have pinned slots meanwhile.
             room = self._room(prepared.prompt, request)
             if compiled is not None and room:
-                # A limit below the shortest text is told at once.
-                closing.start(compiled, room, banned=self._banned(request))
+                self._check_limit(request, compiled, room)
             self._set_out(replace(prepared, patterns=patterns, compiled=compiled, new_tokens=room))
         except Exception as error:
             prepared.group.fail(error)
+
+    def _check_limit(self, request: GenerateRequest, compiled: CompiledConstraint, room: int) -> None:
+        """A limit below the shortest text is told at once."""
+        try:
+            closing.start(compiled, room, banned=self._banned(request))
+        except ConstraintError as error:
+            if not request.cut:
+                raise
+            named = "" if request.name is None else f"{request.name!r}: "
+            _log.warning("%s%s, so it will be cut; %s", named, error.message, error.hint)
 
     def _banned(self, request: GenerateRequest) -> frozenset[int]:
         """The tokens that no constraint's text may be completed with."""
@@ -179,7 +192,7 @@ class Intake:
             return None
         legal = None
         if compiled is not None:
-            begin = closing.start(compiled, prepared.new_tokens, banned=self._banned(request))
+            begin = closing.start(compiled, prepared.new_tokens, banned=self._banned(request), cut=request.cut)
             legal = partial(legal_beginnings, begin, vocabulary)
         tree = CoverTree(tail, vocabulary, drawn_by(request.params), banned=ends, legal=legal)
         return tree if tree.crosses else None

@@ -93,6 +93,9 @@ class GenerateRequest:
     `priority` (higher first, under the policy "priority"), `tenant` (on whose account it runs, for fair shares),
     `family` (what it belongs to, whose requests come one after the other and mostly go on from each other: a program
     run, or a branch of one).
+
+    `cut`: where the shortest text under the constraint has more tokens than there is room for, its beginning is wanted,
+    which ends by "length"; otherwise the request is refused.
     """
 
     tokens: tuple[int, ...]
@@ -105,6 +108,7 @@ class GenerateRequest:
     priority: int = 0
     tenant: str = ""
     family: str = ""
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,8 @@ class GenerateJob(Job):
             # What the first token brings of the text, which may be spelled in several.
             begun = self.tools.spell(self.healed.cover.extra) or [-1]
         limit = self.new_tokens - bool(begun)
-        return closing.start(compiled, limit, begun=begun, banned=spelled_ends(self.ends, self.tools))
+        banned = spelled_ends(self.ends, self.tools)
+        return closing.start(compiled, limit, begun=begun, banned=banned, cut=self.group.request.cut)
 
     @property
     def generated(self) -> int:

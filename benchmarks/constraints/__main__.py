@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from palmette.benchmarks.constraints import data
+from palmette.benchmarks.constraints.closing import close
 from palmette.benchmarks.constraints.engines import ENGINES, engine
+from palmette.benchmarks.constraints.forced import force
 from palmette.benchmarks.constraints.judge import Tally, judge
 from palmette.errors import ArgumentError, PalmetteError
 from palmette.runtime.constraints.vocabulary import Vocabulary
@@ -23,6 +25,8 @@ How many schemas or regexes an engine compiles, how many of their tests it decid
   maskbench   JSONSchemaBench's schemas with instances ("real"), and made ones
   suite       JSON-Schema-Test-Suite, by draft
   regexes     regexes as people write them, with strings
+  closing     texts drawn at random from maskbench's schemas: each complete within its tokens, and valid
+  forced      the share of tokens that the constraint alone decides, in maskbench's valid instances
 
 A test is right when the masks admit every token and then the end, or do not. "Rejects a valid one" leaves out schemas
 of which only the order of keys is in question: these are accepted once the keys stand in the schema's order.
@@ -32,6 +36,8 @@ _KINDS = {
     "suite": ("json_schema", data.suite),
     "regexes": ("regex", data.regexes),
 }
+# Of our own constraints alone.
+_OURS = {"closing": close, "forced": force}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -40,7 +46,7 @@ def main(words: Sequence[str] | None = None) -> int:
         description=_ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", choices=list(_KINDS))
+    parser.add_argument("what", choices=[*_KINDS, *_OURS])
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the folder of the data")
     parser.add_argument("--engine", default="palmette", metavar="NAMES", help=f"with commas: {', '.join(ENGINES)}")
     parser.add_argument("--limit", type=int, metavar="N", help="so many cases, drawn by the hash of their names")
@@ -56,12 +62,15 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    kind, load = _KINDS[options.what]
+    kind, load = _KINDS.get(options.what, _KINDS["maskbench"])
     cases = [case for case in load(options.data) if options.part in (None, case.part)]
     if options.limit is not None:
         ordered = sorted(cases, key=lambda case: hashlib.sha256(case.name.encode()).digest())
         cases = list(islice(ordered, options.limit))
     vocabulary = Vocabulary.of_bytes() if options.model is None else _vocabulary(options.model)
+    if options.what in _OURS:
+        print("\n".join(_OURS[options.what](cases, vocabulary).lines(names=options.names)))
+        return 0
     documents = data.documents(options.data) if options.what == "suite" else {}
     for name in options.engine.split(","):
         if name not in ENGINES:

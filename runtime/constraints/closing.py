@@ -297,13 +297,19 @@ def _needs_of(tables: Tables) -> _Needs:
 
 
 def start(
-    compiled: CompiledConstraint, limit: int, *, begun: Sequence[int] = (), banned: frozenset[int] = frozenset()
+    compiled: CompiledConstraint,
+    limit: int,
+    *,
+    begun: Sequence[int] = (),
+    banned: frozenset[int] = frozenset(),
+    cut: bool = False,
 ) -> Matcher:
     """A matcher whose text is complete within `limit` tokens, where the constraint knows its completions (what only
     llguidance reads does not, and a vocabulary that lacks single bytes may not spell them: then one without a limit).
 
     begun: tokens of the text that stand already, beside the limit. banned: tokens that may not be used to complete it.
-    ConstraintError when no complete text is that short; RuntimeError when the text may not begin so."""
+    When no complete text is that short: ConstraintError, or with `cut` a matcher without a limit, whose text whoever
+    counts will cut. RuntimeError when the text may not begin so."""
     matcher, vocabulary = compiled.start(), compiled.vocabulary
     if not all(map(matcher.advance, begun)):
         raise RuntimeError(f"the constraint refused the text {vocabulary.text(begun)!r}, which it had allowed")
@@ -311,7 +317,8 @@ def start(
     if place is not None and begun:
         place = place.after(vocabulary.text(begun))
     tables = tables_of(vocabulary, banned)
-    if place is None or tables.spell(place.closing()) is None:
+    plan = None if place is None else tables.spell(place.closing())
+    if place is None or plan is None or (cut and len(plan) > limit):
         return matcher
     return ClosingMatcher(matcher, place, limit, tables)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+import palmette as pt
 from palmette.errors import ConstraintError
 from palmette.runtime.constraints.closing_places import SchemaPlace
 from palmette.runtime.constraints.llg import LlgConstraint
@@ -25,6 +27,7 @@ from palmette.runtime.constraints.schema.shapes import (
     Objects,
     Strings,
 )
+from palmette.runtime.protocol import Constraint, Finished, GenerateRequest, Output, SamplingParams
 
 pytestmark = pytest.mark.tiny
 
@@ -126,3 +129,62 @@ def test_a_healed_first_token_counts_as_one(scripted_engine: Make) -> None:
     engine, _ = scripted_engine(vocab, rank=[b"xab", b"b"])
     out = engine.generate("qx", regex="ab{3}c", max_tokens=5, temperature=0, token_healing=True)
     assert (out.text, out.healed) == ("abbbc", 1)
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"age": {"type": "integer"}, "bio": {"type": "string"}},
+    "required": ["age", "bio"],
+}
+
+
+def test_a_program_may_ask_for_less_than_the_shortest_text(tiny_engine: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """Case rx-15: a legal prefix of exactly max_tokens tokens, and nobody takes it for a value."""
+    engine = tiny_engine(kv_tokens=1024)
+    least = needed(engine, json_schema=PERSON)
+
+    @pt.function
+    def describe(s: Any, limit: int) -> None:
+        s += "Describe a person: "
+        s += pt.gen("p", json_schema=PERSON, max_tokens=limit, temperature=2.0)
+
+    state = describe.run(limit=5, backend=engine)
+    meta = state.get_meta_info("p")
+    assert (meta["finish_reason"], meta["completion_tokens"]) == ("length", 5)
+    assert '{"age":'.startswith(state["p"]) and state["p"]
+    with pytest.raises(pt.TruncatedError):
+        state.value("p")
+    assert len(caplog.messages) == 1 and f"has {least} tokens, there is room for 5" in caplog.messages[0]
+
+    state = describe.run(limit=least, backend=engine)
+    assert state.get_meta_info("p")["finish_reason"] == "constraint"
+    jsonschema.validate(state.value("p"), PERSON)
+    assert len(caplog.messages) == 1
+
+
+def test_samples_of_a_program_and_healed_prompts_are_cut_too(scripted_engine: Make, tiny_engine: Make) -> None:
+    engine = tiny_engine(kv_tokens=1024)
+
+    @pt.function
+    def several(s: Any) -> None:
+        s += "x"
+        s += pt.gen("p", regex="[ab]{9}c", max_tokens=4, n=3, temperature=2.0)
+
+    samples = several.run(backend=engine).get_meta_info("p")
+    assert [(s["finish_reason"], s["completion_tokens"]) for s in samples] == [("length", 4)] * 3
+    pieces = [bytes([b]) for b in range(256)]
+    engine, _ = scripted_engine([*pieces, b"xab", b"xa"], rank=[b"xab", b"b"])
+    tokens = tuple(engine.tokenizer.encode("qx"))
+    params = SamplingParams(max_tokens=3, temperature=0.0, token_healing=True)
+    request = GenerateRequest(tokens, params, Constraint("regex", "ab{9}c"), cut=True)
+    out = outputs_of(engine, request)[0]
+    assert (out.text, out.finish_reason, out.healed) == ("abbb", "length", 1)
+
+
+def outputs_of(engine: Any, request: GenerateRequest) -> tuple[Output, ...]:
+    async def events() -> list[Any]:
+        return [event async for event in engine.submit(request)]
+
+    last = asyncio.run(events())[-1]
+    assert isinstance(last, Finished)
+    return last.outputs

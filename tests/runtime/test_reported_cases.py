@@ -40,7 +40,6 @@ def _cases(kind: str) -> list[Any]:
         pytest.param(
             record,
             id=record["id"],
-            marks=[pytest.mark.xfail(strict=True, reason=TOO_SHORT)] if record["id"] == "rx-15" else [],
         )
         for record in records
         if record["area"] in AREAS and record["input"]["kind"] == kind

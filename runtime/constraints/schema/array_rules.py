@@ -154,6 +154,10 @@ class ArrayRules:
                 out.update(few)
         return out
 
+    def evenhanded(self, p: ArrayProgress) -> bool:
+        """Whether the next item's value does not matter, as long as it is one that may come."""
+        return not p.apart and (p.repeated or not self.shape.repeats) and not self._scarce(p)
+
     # -- the way to the end
 
     def tail(self, p: ArrayProgress, first: bool) -> bytes | None:

@@ -80,6 +80,9 @@ class ItemWait(Wait):
         text = None if self.raw is None or raw is None else self.raw + raw
         return self.machine.array(list(strands), text, first=False)
 
+    def evenhanded(self) -> bool:
+        return all(rules.evenhanded(p) for _, rules, p, _ in self.items)
+
 
 class Object(Frame):
     """Between the members of an object, or before a name that must come."""
@@ -155,6 +158,9 @@ class NameWait(Wait):
         text = None if self.raw is None else self.raw + raw
         return self.machine.frame(Colon, text, left) if left else None
 
+    def evenhanded(self) -> bool:
+        return not any(p.apart or p.pending for _, _, p, _ in self.members)
+
 
 class Colon(Frame):
     """Between a name and its value."""
@@ -201,6 +207,9 @@ class MemberWait(Wait):
                     strands[goal, rules, then] = None
         text = None if self.raw is None or raw is None else self.raw + raw
         return self.machine.object(list(strands), text, first=False)
+
+    def evenhanded(self) -> bool:
+        return not any(p.apart for _, _, p, _ in self.members)
 
 
 def member_tail(machine: Machine, member: MemberStrand) -> bytes | None:

@@ -91,6 +91,10 @@ class Wait:
         """The frame behind a part that satisfied these goals, and was spelled so where that is known."""
         raise NotImplementedError
 
+    def evenhanded(self) -> bool:
+        """See `State.evenhanded`."""
+        raise NotImplementedError
+
 
 def shortest_of(ways: Iterable[tuple[Any, bytes | None]]) -> dict[Any, bytes]:
     """Per goal the shortest text."""

@@ -121,6 +121,18 @@ class State:
         return isinstance(frame, String) and frame.uniform()
 
     @property
+    def free(self) -> bool:
+        """Whether this is inside a string, between two characters, that can be completed after any others."""
+        frame = self.frame
+        return isinstance(frame, String) and frame.mode == PLAIN and any(m.free(at) for _, m, at, _ in frame.strands)
+
+    @property
+    def evenhanded(self) -> bool:
+        """Whether this is inside a string behind whose end it makes no difference which it was, but for the goals that
+        it satisfies, as long as no other string ends and others are plenty."""
+        return self.plain() is not None and (self.outside is None or self.outside.wait.evenhanded())
+
+    @property
     def last(self) -> bool:
         """Whether nothing can follow."""
         if self._last is None:

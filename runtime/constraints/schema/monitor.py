@@ -141,25 +141,43 @@ class _Filter:
 
     def living(self, state: State, tokens: np.ndarray) -> np.ndarray:
         """Those of `tokens`, int64, behind which a valid value can come."""
-        known = self._kept.get(state)
+        known, strands = self._kept.get(state), state.plain()
         if known is None:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
             known = self._kept[state] = np.zeros(self._tables.vocabulary.width, np.int8)
-            strands = state.plain()
             if strands is not None:
                 self._plain(strands, known)
         asked = tokens[known[tokens] == _UNKNOWN]
-        strands = state.plain()
         if strands is not None:
             within = asked[self._tables.plain[asked] >= 0]
             self._each(strands, within, known)
             asked = asked[self._tables.plain[asked] < 0]
-        spelled = self._tables.vocabulary.token_bytes
-        for token in asked.tolist():
-            known[token] = _DEAD if state.walk(spelled[token] or b"") is None else _ALIVE
+        if len(asked):
+            self._others(state, asked, known)
         living: np.ndarray = tokens[known[tokens] == _ALIVE]
         return living
+
+    def _others(self, state: State, tokens: np.ndarray, known: np.ndarray) -> None:
+        """Tokens that are not the inside of a string alone."""
+        spelled, inside = self._tables.vocabulary.token_bytes, self._tables.inside[tokens].tolist()
+        strands = state.plain() if state.evenhanded else None
+        behind: dict[tuple[frozenset[Any], bytes], bool] = {}
+        for token, at in zip(tokens.tolist(), inside, strict=True):
+            text = spelled[token] or b""
+            content, quote, rest = text.partition(b'"')
+            key = None
+            if strands is not None and quote and b"\\" not in content and b'"' not in rest[:-1]:
+                key = _ends(strands, content)
+            if key is not None and (key, rest) in behind:
+                alive = behind[key, rest]
+            elif key is not None and not key:
+                alive = False
+            else:
+                alive = _lives(state, text, at)
+                if key is not None:
+                    behind[key, rest] = alive
+            known[token] = _ALIVE if alive else _DEAD
 
     def _plain(self, strands: tuple[Strand, ...], known: np.ndarray) -> None:
         """What can be said of all plain text at once."""
@@ -167,7 +185,7 @@ class _Filter:
         for _, machine, state, avoided in strands:
             if machine.free(state):
                 # Any text has completions without end, so that those to be avoided are not all of them.
-                known[sizes >= 0] = _ALIVE
+                known[self._tables.inside == 0] = _ALIVE
                 return
             if self._machine.costs.uniform(machine) and not _within_character(machine, state):
                 room, at = 0, state
@@ -182,6 +200,33 @@ class _Filter:
             text = spelled[token] or b""
             ways = [advance(strand, text) for strand in strands]
             known[token] = _ALIVE if any(way is not None and alive(way) for way in ways) else _DEAD
+
+
+def _lives(state: State, text: bytes, inside: int) -> bool:
+    """Whether the state takes the text, what of it stands behind `inside` being fit for any string. Most come soon to a
+    state that takes whatever is."""
+    last = inside if b"\\" in text else len(text)
+    for at, byte in enumerate(text):
+        if inside <= at <= last and state.free:
+            return True
+        after = state.step(byte)
+        if after is None:
+            return False
+        state = after
+    return True
+
+
+def _ends(strands: tuple[Strand, ...], content: bytes) -> frozenset[Any] | None:
+    """The goals of the alternatives that end behind the content; None where one of them has few strings, so that it
+    matters later which was taken."""
+    goals = set()
+    for strand in strands:
+        way = advance(strand, content)
+        if way is not None and b"" not in way[3] and way[1].final(way[2]):
+            if not (way[1] is strings.LITERAL or way[1].free(way[2])):
+                return None
+            goals.add(way[0])
+    return frozenset(goals)
 
 
 def _within_character(machine: Any, state: Any) -> bool:

@@ -11,6 +11,8 @@ from palmette.runtime.constraints.schema.text_machine import TextMachine
 # What is left, from here on, of the strings that must not be written: their remaining bytes.
 Avoided = frozenset[bytes]
 NONE: Avoided = frozenset()
+# Those that stand in JSON as they are, letters first.
+_CHARACTERS = (*range(0x61, 0x7B), *range(0x23, 0x5C), *range(0x5D, 0xD800))
 
 
 class Literal:
@@ -37,6 +39,9 @@ class Literal:
     def free(self, state: bytes) -> bool:
         return False
 
+    def universal(self, state: bytes) -> bool:
+        return False
+
     def count_at_least(self, n: int) -> bool:
         return n <= 1
 
@@ -60,6 +65,9 @@ def shortest(machine: TextMachine, state: Any, avoided: Avoided) -> bytes | None
     best = _rest_of(machine, state)  # type: ignore[arg-type]
     if best not in avoided:
         return best
+    if machine.universal(state):
+        # There is one of one character, if not one of the readable ones.
+        return next(c for i in _CHARACTERS if (c := chr(i).encode()) not in avoided)
     # The answer leaves the avoided ones somewhere, or ends as the beginning of one.
     found: bytes | None = None
     level: list[tuple[bytes, Any, Avoided]] = [(b"", state, avoided)]

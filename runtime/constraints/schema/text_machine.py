@@ -56,6 +56,10 @@ class TextMachine(Protocol):
         one the answer is False."""
         ...
 
+    def universal(self, state: Any) -> bool:
+        """Whether the string may go on as any string whatsoever, or end."""
+        ...
+
     def count_at_least(self, n: int) -> bool:
         """Whether there are `n` strings or more."""
         ...
@@ -94,6 +98,9 @@ class ListedMachine:
         return self._trie.longest_end()
 
     def free(self, state: int) -> bool:
+        return False
+
+    def universal(self, state: int) -> bool:
         return False
 
     def count_at_least(self, n: int) -> bool:
@@ -205,6 +212,9 @@ class WalkingMachine:
             self._free = self._all_free()
         q, u = divmod(state % self._n, self._width)
         return u == 0 and bool(self._free[q])
+
+    def universal(self, state: int) -> bool:
+        return len(self._characters.table) == 1 and not self._counted and self.final(state) and self.free(state)
 
     def _all_free(self) -> np.ndarray:
         """The states between characters from which every character leads to such a state again; bool."""

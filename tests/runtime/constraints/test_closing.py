@@ -12,6 +12,8 @@ import jsonschema
 import numpy as np
 import pytest
 
+from palmette.benchmarks.constraints.closing import MORE, close
+from palmette.benchmarks.constraints.data import Case
 from palmette.errors import ConstraintError
 from palmette.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary, closing
 from palmette.runtime.constraints.closing import ClosingMatcher
@@ -265,3 +267,31 @@ def test_the_fewest_tokens_are_counted() -> None:
     assert tables.spell(b'"]}]}') is not None and tables.count(b'"]}]}') == 2
     assert VOCABULARIES["toy"].text(tables.spell(b"abcab") or []) == b"abcab" and tables.count(b"abcab") == 2
     assert tables.count(b"") == 0
+
+
+DRAWN = {
+    "person": {"properties": {"age": {"type": "integer"}, "bio": {"type": "string"}}, "required": ["age", "bio"]},
+    "unique": {"type": "array", "items": {"type": ["string", "integer"]}, "uniqueItems": True, "minItems": 3},
+    "names": {"type": "object", "minProperties": 2, "additionalProperties": {"type": "boolean"}},
+    "date": {"type": "string", "format": "date"},
+    "tree": {
+        "$ref": "#/$defs/node",
+        "$defs": {
+            "node": {
+                "type": "object",
+                "properties": {"v": {"type": "number", "minimum": 0.5}, "next": {"$ref": "#/$defs/node"}},
+                "required": ["v"],
+                "additionalProperties": False,
+            }
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_schemas_as_they_are_compiled_end_valid_within_every_limit(name: str) -> None:
+    """What `benchmarks.constraints closing` asks of many schemas."""
+    case = Case(name, "drawn", {"type": "object"} | DRAWN[name] if name == "person" else DRAWN[name], ())
+    for vocabulary in VOCABULARIES.values():
+        found = close([case], vocabulary)
+        assert (found.schemas, found.unknown, found.examples) == (1, [], []) and found.drawn == len(MORE)

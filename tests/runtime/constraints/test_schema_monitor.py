@@ -210,3 +210,48 @@ def test_every_value_of_a_small_language_can_be_written(name: str) -> None:
         and jsonschema.Draft202012Validator(wide).is_valid(value)
     }
     assert found == valid
+
+
+FILTERED = {
+    **{name: schema for name, (schema, *_) in CASES.items()},
+    "lists that differ from one": {
+        "type": "array",
+        "prefixItems": [{"type": "array", "items": {"type": "string"}}, {"const": ["a"]}],
+        "uniqueItems": True,
+        "minItems": 2,
+    },
+    "unique objects": {
+        "type": "array",
+        "items": {"type": "object", "additionalProperties": {"type": "string"}},
+        "uniqueItems": True,
+        "minItems": 2,
+    },
+    "names by pattern": {
+        "type": "object",
+        "patternProperties": {"^a": {"type": "string", "minLength": 1}, "^b.?$": {"type": "null"}},
+        "minProperties": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("name", FILTERED)
+def test_what_is_decided_in_bulk_is_what_each_token_by_itself_is(name: str) -> None:
+    pieces = ['a"', 'ab"', 'a","', '","a', '":"', 'b":"a', '"],["', '"}', '"}]', '\\"a', 'n"', "u00"]
+    pieces += ["\\", '\\ud83d\\ude00"', "na", "\\udc00", '\\\\",', '":"","']
+    words = [bytes([b]) for b in range(256)] + [p.encode() for p in pieces] + ["é".encode()[:1] + b'"', b"\xf0\x9f"]
+    vocabulary = Vocabulary([*words, None], width=len(words) + 1, end_ids=frozenset({len(words)}), encode=list)
+    compiled = ConstraintCompiler(vocabulary).compile(Constraint("json_schema", json.dumps(FILTERED[name])))
+    if not isinstance(compiled, MonitoredConstraint):
+        pytest.skip("a grammar says all of it")
+    every = np.arange(len(words))
+    for seed in range(4):
+        chance, state = random.Random(seed), compiled.begin
+        for _ in range(25):
+            living = compiled.filter.living(state, every).tolist()
+            assert living == [t for t in every.tolist() if state.walk(words[t]) is not None], state.closing()
+            if not living:
+                break
+            likely = [t for t in living if words[t][:1] in b'",:]}[{\\'] if chance.random() < 0.7 else []
+            after = state.walk(words[chance.choice(likely or living)])
+            assert after is not None
+            state = after
