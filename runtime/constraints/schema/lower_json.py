@@ -33,6 +33,8 @@ from palmette.runtime.constraints.schema.shapes import (
 # One blank, or a line break and an indent: JSON as people write it, and never white space without end.
 WHITESPACE = r" ?|\r?\n[ \t]{0,64}"
 _PLAIN = (Arrays(), Objects())
+_LITERAL = (Anything, Fixed)
+_CONTAINERS = (Arrays, Objects)
 _LITERALS = {"null": None, "true": True, "false": False}
 
 
@@ -95,6 +97,7 @@ class _Writer:
         self.normal = normal
         self.open_names = False
         self._named: dict[str, Any] = {}
+        self._written: dict[Node, Any] = {}
         # What is used in several places, among it all that leads back to itself, is written once: so are patterns,
         # as llguidance reads each as often as it is written, and that is most of its time.
         self._once: set[Node] = set()
@@ -105,7 +108,7 @@ class _Writer:
                 if isinstance(shape, Strings):
                     if shape.text.all_of:
                         self._patterned[shape.text] = self._patterned.get(shape.text, 0) + n
-                elif n > 1 and isinstance(shape, Arrays | Objects) and shape not in _PLAIN:
+                elif n > 1 and isinstance(shape, _CONTAINERS) and shape not in _PLAIN:
                     self._once.add(node)
 
     def document(self) -> dict[str, Any]:
@@ -122,9 +125,14 @@ class _Writer:
                 self._named[name] = None  # it may lead back to itself
                 self._named[name] = self.shapes(self.normal.nodes[node])
             return {"$ref": f"#/$defs/{name}"}
-        return self.shapes(self.normal.nodes[node])
+        found = self._written.get(node)
+        if found is None:
+            found = self._written[node] = self.shapes(self.normal.nodes[node])
+        return found
 
     def shapes(self, shapes: tuple[Shape, ...]) -> Any:
+        if len(shapes) == 1 and not isinstance(shapes[0], _LITERAL):
+            return self.shape(shapes[0])
         if not shapes:
             return False
         if any(isinstance(shape, Anything) for shape in shapes):
