@@ -24,6 +24,13 @@ MAX_STATES = 20_000
 SECONDS = 2.0
 _MAX_CELLS = 50_000_000  # of the lengths' bits; and a fourth of it of the costs' ints
 _FAR = 1 << 29
+# Of a shortest value. References that each ask for two of the next double it with every one of them, and no model
+# writes as much.
+MOST_BYTES = 1 << 20
+
+
+def too_long() -> TooLarge:
+    return TooLarge(f"{MOST_BYTES:,} bytes for the shortest value")
 
 
 class TextMachine(Protocol):
@@ -315,7 +322,9 @@ class WalkingMachine:
                     best = (cost, begun, at, k)
                 k += 1
         assert best is not None, "a living state has a completion"
-        _, text, at, k = best
+        size, text, at, k = best
+        if size > MOST_BYTES:
+            raise too_long()
         out = bytearray(text)
         while k:
             ways = self._bytes.spelling.costs + self._cost(k - 1)[self._characters.table[at]]

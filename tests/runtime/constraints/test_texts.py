@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from palmette.runtime.constraints.determinize import TooLarge
 from palmette.runtime.constraints.regex_language import read_regex
 from palmette.runtime.constraints.schema.shapes import ANY_TEXT, Text
-from palmette.runtime.constraints.schema.text_patterns import rust_pattern
 from palmette.runtime.constraints.schema.text_machine import ExceptMachine, WalkingMachine
+from palmette.runtime.constraints.schema.text_patterns import rust_pattern
 from palmette.runtime.constraints.schema.texts import (
     complement,
     contains,
