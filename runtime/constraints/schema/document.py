@@ -49,8 +49,8 @@ def escape(name: str) -> str:
 
 
 def parse(text: str) -> Any:
-    """The document, with int or Fraction for its numbers. ConstraintError for what is no JSON, or has a key twice, or is
-    longer than can be read without holding up other threads: json.loads is one call."""
+    """The document, with int or Fraction for its numbers. ConstraintError for what is no JSON, has a key twice, or is
+    too long to be read without holding up other threads: json.loads is one call."""
     if len(text) > _MAX_CHARACTERS:
         raise ConstraintError(
             f"the schema has {len(text):,} characters, more than {_MAX_CHARACTERS:,}",
