@@ -8,6 +8,7 @@ character, and u what of the character has been read (0: nothing).
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from functools import lru_cache
 from secrets import randbits
 from threading import Lock
@@ -23,6 +24,13 @@ _DENSE_CELLS = 1 << 19  # of a table over bytes, made where it is this small
 _MAX_SPELLINGS = 4096
 _FAR = 1 << 29
 _LEADS = range(0xC2, 0xF5)
+# The first and last character that begins with each.
+_LED = [
+    *(((b & 0x1F) << 6, (b & 0x1F) << 6 | 0x3F) for b in range(0xC2, 0xE0)),
+    *((max((b & 0x0F) << 12, 0x800), (b & 0x0F) << 12 | 0xFFF) for b in range(0xE0, 0xF0)),
+    *((max((b & 0x07) << 18, 0x10000), min((b & 0x07) << 18 | 0x3FFFF, 0x10FFFF)) for b in range(0xF0, 0xF5)),
+]
+_LEAD_STARTS = [first for first, _ in _LED]
 
 
 class Spelling:
@@ -87,27 +95,22 @@ class Spelling:
                 self.holds[symbol, lo : min(hi, 0x7F) + 1] = 1
         self.leads = np.zeros((len(ranges), len(_LEADS)), np.float32)
         self.lead_counts = np.full(len(_LEADS), np.inf, np.float32)
-        for k, byte in enumerate(_LEADS):
-            symbols = _symbols_of_lead(ranges, byte)
-            if symbols is not None:
-                self.leads[list(symbols), k] = 1
-                self.lead_counts[k] = len(symbols)
-
-
-def _symbols_of_lead(ranges: tuple[tuple[tuple[int, int], ...], ...], byte: int) -> tuple[int, ...] | None:
-    """The symbols of the characters that begin with `byte`; None when some of them have none."""
-    shift = 6 if byte < 0xE0 else 12 if byte < 0xF0 else 18
-    value = byte & (0x1F if byte < 0xE0 else 0x0F if byte < 0xF0 else 0x07)
-    lo, hi = value << shift, ((value + 1) << shift) - 1
-    lo, hi = max(lo, {12: 0x800, 18: 0x10000}.get(shift, 0x80)), min(hi, 0x10FFFF)
-    left = hi - lo + 1 - max(0, min(hi, 0xDFFF) - max(lo, 0xD800) + 1)
-    found = []
-    for symbol, part in enumerate(ranges):
-        held = sum(max(0, min(hi, last) - max(lo, first) + 1) for first, last in part)
-        if held:
-            found.append(symbol)
-            left -= held
-    return tuple(found) if left == 0 else None
+        whole = [last - first + 1 for first, last in _LED]
+        for symbol, part in enumerate(ranges):
+            for lo, hi in part:
+                for k in range(max(bisect_right(_LEAD_STARTS, lo) - 1, 0), bisect_right(_LEAD_STARTS, hi)):
+                    first, last = _LED[k]
+                    held = min(hi, last) - max(lo, first) + 1
+                    if held > 0:
+                        self.leads[symbol, k] = 1
+                        whole[k] -= held
+        # 0xED leads to the surrogates too, which are no characters.
+        whole[0xED - _LEADS[0]] -= 0x800
+        for k, left in enumerate(whole):
+            if left == 0:
+                self.lead_counts[k] = self.leads[:, k].sum()
+            else:
+                self.leads[:, k] = 0
 
 
 @lru_cache(maxsize=64)

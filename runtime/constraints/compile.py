@@ -298,7 +298,7 @@ class ConstraintCompiler:
             grammar = llg.LlgConstraint(root, lowered.grammar, self.vocabulary)
             try:
                 return MonitoredConstraint(grammar, normal, self.vocabulary, whitespace=whitespace)
-            except (TooLarge, Unsupported) as error:
+            except (TooLarge, Unsupported, RecursionError) as error:
                 raise json_schema.unwatched(text, normal, lowered.loose[0]) from error
         raise json_schema.refusal(normal, message)
 

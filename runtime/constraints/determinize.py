@@ -164,10 +164,12 @@ class Recognizer:
         states = [part.start for part in self._parts]
         for c in text:
             symbol = self._symbols[bisect_right(self._firsts, ord(c)) - 1]
-            states = [
-                _DEAD if symbol < 0 else part.after(state)[symbol]
-                for part, state in zip(self._parts, states, strict=True)
-            ]
+            if symbol < 0:
+                states = [_DEAD] * len(states)
+                break
+            states = [part.after(state)[symbol] for part, state in zip(self._parts, states, strict=True)]
+            if not any(states):
+                break
         return _final(self._language, iter([END in state for state in states]))
 
 

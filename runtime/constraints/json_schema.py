@@ -14,18 +14,38 @@ from typing import Any
 import llguidance
 
 from palmette.errors import ConstraintError
+from palmette.runtime.constraints.schema.document import too_deep
 from palmette.runtime.constraints.schema.loosen import Loose, loosen
 from palmette.runtime.constraints.schema.lower import Lowered, lower, lower_again
 from palmette.runtime.constraints.schema.lower_lark import lark_form
-from palmette.runtime.constraints.schema.shapes import Normal
+from palmette.runtime.constraints.schema.shapes import Normal, Objects
 
+# llguidance's time for an object grows with the square of its members: 0.7 s for 3,000.
+_MOST_PAIRS = 30_000_000
 _MOST_PARTS = 200  # that are tried one by one to find what llguidance does not take
 
 
 def ways(normal: Normal, *, whitespace: bool) -> Iterator[Lowered]:
     """Grammars of it, the one to be tried first first: llguidance takes some in one form only."""
-    yield lower(normal, whitespace=whitespace)
-    yield lower_again(normal, whitespace=whitespace)
+    _check_size(normal)
+    try:
+        yield lower(normal, whitespace=whitespace)
+        yield lower_again(normal, whitespace=whitespace)
+    except RecursionError:
+        raise too_deep() from None
+
+
+def _check_size(normal: Normal) -> None:
+    """ConstraintError for what would keep llguidance, which nobody can stop, longer than a compilation may take."""
+    pairs = 0
+    for node, shapes in enumerate(normal.nodes):
+        pairs += sum(len(shape.members) ** 2 for shape in shapes if isinstance(shape, Objects))
+        if pairs > _MOST_PAIRS:
+            raise ConstraintError(
+                "the schema lists too many properties",
+                pointer=normal.pointers[node][0] if node < len(normal.pointers) and normal.pointers[node] else "",
+                hint=f"list up to {int(_MOST_PAIRS**0.5):,} in one object, fewer where there are more such objects",
+            )
 
 
 def validate(normal: Normal, *, whitespace: bool) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from palmette.runtime.constraints.schema.machine_graph import Unsupported, Value, slot
 from palmette.runtime.constraints.schema.machine_values import dump, parse
 from palmette.runtime.constraints.schema.shapes import NOTHING_NODE, Arrays, Node
+from palmette.runtime.constraints.schema.text_machine import MOST_BYTES, too_long
 
 if TYPE_CHECKING:
     from palmette.runtime.constraints.schema.costs import Costs, Goal
@@ -180,6 +181,8 @@ class ArrayRules:
             if text is None:
                 return None
             count = 1 if i < len(self.shape.prefix) else self.shape.least - i
+            if count * (len(text) + 1) > MOST_BYTES:
+                raise too_long()
             items += [text] * count
             i += count
         comma = b"" if first or not items else b","

@@ -15,6 +15,7 @@ from palmette.runtime.constraints.schema.algebra import Algebra, Budget
 from palmette.runtime.constraints.schema.document import Faults, escape
 from palmette.runtime.constraints.schema.keywords import (
     ANNOTATION,
+    DRAFTS,
     KEYWORDS,
     UNSAID,
     foreign,
@@ -52,6 +53,20 @@ _SCALAR = words(
 )
 
 
+_SIMPLE = (str, int, Fraction)
+# What counts only beside others, or only with some values.
+_DEPENDENT = words("then else minContains maxContains additionalItems uniqueItems format")
+# By draft, the keywords that it knows, and whether they assert something.
+_KNOWN = {
+    draft: {
+        key: row.becomes != ANNOTATION
+        for key, row in KEYWORDS.items()
+        if row.becomes == ANNOTATION or not foreign(key, draft)
+    }
+    for draft in (*DRAFTS, UNSAID)
+}
+
+
 class Busy(Exception):
     """A condition was met again while its own shapes were made."""
 
@@ -73,7 +88,7 @@ class Conditions(Algebra):
         self.pointers: list[str] = []
         self.views: dict[str, dict[str, Any]] = {}
         self.said: dict[str, dict[str, Any]] = {}
-        self._condition_of: dict[Hashable, int] = {}
+        self._condition_of: dict[Hashable, Node] = {}
         self._unions: dict[int, Union] = {}
         self._expanded: dict[Node, Union] = {ANYTHING_NODE: FULL, NOTHING_NODE: EMPTY}
         self._open: set[int] = set()
@@ -85,12 +100,12 @@ class Conditions(Algebra):
 
     def condition(self, key: Hashable, what: tuple[Any, ...], pointer: str) -> Node:
         """The node of the condition `what`, which is the same as every other with the same key."""
-        number = self._condition_of.get(key)
-        if number is None:
-            number = self._condition_of[key] = len(self.conditions)
+        found = self._condition_of.get(key)
+        if found is None:
+            found = self._condition_of[key] = self.node(frozenset((2 * len(self.conditions),)))
             self.conditions.append(what)
             self.pointers.append(pointer)
-        return self.node(frozenset((2 * number,)))
+        return found
 
     def value_node(self, value: Any, pointer: str) -> Node:
         return self.condition(("value", canonical(value)), ("value", value), pointer)
@@ -121,10 +136,8 @@ class Conditions(Algebra):
         """The node of a subschema."""
         seen: set[str] = set()
         while True:
-            if site.value is True or site.value == {}:
-                return ANYTHING_NODE
-            if site.value is False:
-                return NOTHING_NODE
+            if not site.value or site.value is True:
+                return NOTHING_NODE if site.value is False else ANYTHING_NODE
             view = self.view(site)
             if not view:
                 return ANYTHING_NODE
@@ -146,9 +159,10 @@ class Conditions(Algebra):
             return None
         words: list[Hashable] = [site.resource.draft]
         for key, value in view.items():
-            if isinstance(value, list) and len(value) <= 8 and all(isinstance(v, str) for v in value):
+            kind = type(value)
+            if kind is list and len(value) <= 8 and all(isinstance(v, str) for v in value):
                 value = tuple(value)
-            elif not isinstance(value, str | int | Fraction) or isinstance(value, bool) or key[0] == "$":
+            elif kind not in _SIMPLE or key[0] == "$":
                 return None
             words += (key, value)
         return tuple(words)
@@ -169,21 +183,21 @@ class Conditions(Algebra):
 
     def _view(self, site: Site) -> dict[str, Any]:
         value, draft = site.value, site.resource.draft
-        found: dict[str, Any] = {}
         self.said[site.pointer] = value
-        alone = draft <= 7 and "$ref" in value
-        for key, said in value.items():
-            row = KEYWORDS.get(key)
-            if row is None:
-                if wrong := unknown(key):
+        known = _KNOWN[draft]
+        found = {key: said for key, said in value.items() if known.get(key, False)}
+        alone = draft <= 7 and "$ref" in found  # until draft 7, whatever stands beside a $ref is ignored
+        if len(found) < len(value):
+            for key in value.keys() - known.keys():
+                wrong = unknown(key) if key not in KEYWORDS else None if alone else misplaced(key, draft)
+                if wrong:
                     self.faults.add(f"{site.pointer}/{escape(key)}", *wrong)
-            elif row.becomes == ANNOTATION or (alone and key != "$ref"):
-                continue  # until draft 7, whatever stands beside a $ref is ignored
-            elif draft != UNSAID and foreign(key, draft):
-                if wrong := misplaced(key, draft):
-                    self.faults.add(f"{site.pointer}/{escape(key)}", *wrong)
-            elif site.resource.asserts or key in _NOT_VALIDATION:
-                found[key] = said
+        if alone:
+            return {"$ref": found["$ref"]}
+        if not site.resource.asserts:
+            found = {key: said for key, said in found.items() if key in _NOT_VALIDATION}
+        if found.keys().isdisjoint(_DEPENDENT):
+            return found
         if "if" not in found:
             found.pop("then", None)
             found.pop("else", None)
@@ -224,8 +238,13 @@ class Conditions(Algebra):
         found = self._expanded.get(node)
         if found is None:
             found = FULL
+            key = self.keys[node]
+            if len(key) == 1:
+                (c,) = key
+                found = self._expanded[node] = self.union(c)
+                return found
             # What a value is comes before what it is not, which is most often of many shapes.
-            for c in sorted(self.keys[node], key=lambda c: (c & 1, c)):
+            for c in sorted(key, key=lambda c: (c & 1, c)):
                 found = self.meet(found, self.union(c))
                 if found == EMPTY:
                     break

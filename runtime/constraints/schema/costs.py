@@ -26,7 +26,7 @@ from palmette.runtime.constraints.schema.shapes import (
     Strings,
     Text,
 )
-from palmette.runtime.constraints.schema.text_machine import TextMachine
+from palmette.runtime.constraints.schema.text_machine import MOST_BYTES, TextMachine, too_long
 
 # A value under the node that is none of these.
 Goal = tuple[Node, frozenset[Value]]
@@ -165,6 +165,8 @@ class Costs:
             text = self.of_part(part, avoided)
             if text is not None and (best is None or len(text) < len(best)):
                 best = text
+        if best is not None and len(best) > MOST_BYTES:
+            raise too_long()
         return best
 
     def of_part(self, part: Any, avoided: frozenset[Value]) -> bytes | None:

@@ -17,6 +17,8 @@ from palmette.errors import ConstraintError
 from palmette.runtime.constraints.schema.keywords import KEYWORDS, UNSAID
 
 _MAX_EXPONENT = 2000
+_MAX_CHARACTERS = 8 << 20
+_MAX_VALUES = 100_000  # of one enum, or names that one object requires
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MAY_HOLD_SURROGATES = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 _DRAFT = re.compile(r"https?://json-schema\.org/(?:draft-0([3467])|draft/(2019-09|2020-12))/(?:hyper-)?schema#?")
@@ -47,7 +49,13 @@ def escape(name: str) -> str:
 
 
 def parse(text: str) -> Any:
-    """The document, with int or Fraction for its numbers. ConstraintError for what is no JSON, or has a key twice."""
+    """The document, with int or Fraction for its numbers. ConstraintError for what is no JSON, has a key twice, or is
+    too long to be read without holding up other threads: json.loads is one call."""
+    if len(text) > _MAX_CHARACTERS:
+        raise ConstraintError(
+            f"the schema has {len(text):,} characters, more than {_MAX_CHARACTERS:,}",
+            hint="leave out descriptions and examples, or split it",
+        )
     try:
         return json.loads(text, parse_constant=_no_constant, parse_float=_number, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
@@ -195,7 +203,9 @@ def check(document: Any, pointer: str, draft: int, faults: Faults, deadline: flo
                         f"give {wanted}",
                     )
                 continue
-            if kind == "items" and isinstance(value, list) and draft == 2020:
+            if kind in ("values", "strings") and len(value) > _MAX_VALUES:
+                faults.add(f"{at}/{key}", f"{len(value):,} values are too many", f"list up to {_MAX_VALUES:,}")
+            elif kind == "items" and isinstance(value, list) and draft == 2020:
                 faults.add(
                     f"{at}/items",
                     f"not a valid JSON schema: {_short(value)} is not of the kind that items takes in draft 2020-12",

@@ -122,6 +122,8 @@ class Finite:
     # -- arrays
 
     def _array(self, shape: Arrays) -> bool:
+        if not shape.least and not shape.contains and not shape.repeats:
+            return True
         places = [
             shape.prefix[i] if i < len(shape.prefix) else shape.rest
             for i in range(min(shape.least, len(shape.prefix) + 1))
@@ -206,8 +208,9 @@ class Finite:
     # -- objects
 
     def _object(self, shape: Entries) -> bool:
-        if not all(self.lives(shape.members[name]) for name in shape.required):
-            return False
+        for name in shape.required:
+            if not self.lives(shape.members[name]):
+                return False
         if shape.least > len(shape.required) and not self._enough(shape):
             return False
         return not shape.some or self._some(shape, [*shape.some], {}, [])

@@ -27,6 +27,7 @@ from palmette.runtime.constraints.schema.values import ARRAY, NUMBER, OBJECT, ST
 
 # What makes 2**n cases may be so many.
 MOST_CASES = 8
+_SITES = ("site", "local")
 
 
 class Graph(Conditions):
@@ -35,6 +36,8 @@ class Graph(Conditions):
     def say(self, what: tuple[Any, ...], holds: bool, pointer: str) -> Union:
         """The shapes of a condition, or of its opposite."""
         tag = what[0]
+        if tag in _SITES:
+            return self.say_site(tag, what[1], what[2], holds)
         if tag == "value":
             return self.is_value(what[1], pointer) if holds else self.is_not_value(what[1], pointer)
         if tag == "values":
@@ -52,13 +55,11 @@ class Graph(Conditions):
         if tag == "others":
             names, patterns, node = what[1:]
             return self.others(names, patterns, node, holds)
-        if tag == "rest":
-            count, node = what[1:]
-            if holds:
-                return self.array([ANYTHING_NODE] * count, node)
-            return self.item_beyond([ANYTHING_NODE] * count, self.opposite(node), pointer)
-        assert tag == "site" or tag == "local"
-        return self.say_site(tag, what[1], what[2], holds)
+        assert tag == "rest"
+        count, node = what[1:]
+        if holds:
+            return self.array([ANYTHING_NODE] * count, node)
+        return self.item_beyond([ANYTHING_NODE] * count, self.opposite(node), pointer)
 
     def say_site(self, tag: str, site: Site, scope: Scope, holds: bool) -> Union:
         raise NotImplementedError

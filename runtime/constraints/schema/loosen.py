@@ -37,14 +37,16 @@ def loosen(normal: Normal) -> tuple[Normal, tuple[Loose, ...]]:
     """The same graph with shapes that a grammar says exactly, and what that leaves out."""
     loose: list[Loose] = []
     nodes = []
+    changed = False
     for node, shapes in enumerate(normal.nodes):
         out = []
         for shape in shapes:
             kept, keywords = _loosen(shape)
+            changed |= kept is not shape
             out.append(kept)
             loose += [Loose(node, keyword) for keyword in keywords]
         nodes.append(tuple(out))
-    return (replace(normal, nodes=tuple(nodes)), tuple(dict.fromkeys(loose))) if loose else (normal, ())
+    return (replace(normal, nodes=tuple(nodes)) if changed else normal), tuple(dict.fromkeys(loose))
 
 
 def as_double(value: Fraction) -> int | float | None:
@@ -117,6 +119,8 @@ def _wants_all_places(step: Fraction) -> bool:
 
 
 def _arrays(shape: Arrays) -> tuple[Arrays, list[str]]:
+    if not (shape.unique or shape.repeats or shape.contains):
+        return shape, []
     loose = []
     several = shape.most is None or shape.most > 1
     if shape.unique and several:
@@ -144,6 +148,8 @@ def says_contains(shape: Arrays) -> bool:
 
 
 def _objects(shape: Objects) -> tuple[Objects, list[str]]:
+    if not shape.some and not shape.least and shape.most is None:
+        return shape, []
     loose = []
     if shape.some:
         loose.append("not additionalProperties")

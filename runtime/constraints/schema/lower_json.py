@@ -33,6 +33,8 @@ from palmette.runtime.constraints.schema.shapes import (
 # One blank, or a line break and an indent: JSON as people write it, and never white space without end.
 WHITESPACE = r" ?|\r?\n[ \t]{0,64}"
 _PLAIN = (Arrays(), Objects())
+_LITERAL = (Anything, Fixed)
+_CONTAINERS = (Arrays, Objects)
 _LITERALS = {"null": None, "true": True, "false": False}
 
 
@@ -94,30 +96,43 @@ class _Writer:
     def __init__(self, normal: Normal) -> None:
         self.normal = normal
         self.open_names = False
-        self._named: dict[Node, Any] = {}
-        # What is used in several places, among it all that leads back to itself, is written once.
-        self._once = {
-            node
-            for node, n in uses(normal).items()
-            if n > 1 and any(isinstance(s, Arrays | Objects) and s not in _PLAIN for s in normal.nodes[node])
-        }
+        self._named: dict[str, Any] = {}
+        self._written: dict[Node, Any] = {}
+        # What is used in several places, among it all that leads back to itself, is written once: so are patterns,
+        # as llguidance reads each as often as it is written, and that is most of its time.
+        self._once: set[Node] = set()
+        self._patterned: dict[Text, int] = {}
+        self._names: dict[Text, str] = {}
+        for node, n in uses(normal).items():
+            for shape in normal.nodes[node]:
+                if isinstance(shape, Strings):
+                    if shape.text.all_of:
+                        self._patterned[shape.text] = self._patterned.get(shape.text, 0) + n
+                elif n > 1 and isinstance(shape, _CONTAINERS) and shape not in _PLAIN:
+                    self._once.add(node)
 
     def document(self) -> dict[str, Any]:
         root = self.node(self.normal.root)
         if root is False:
             raise _NotPlain
-        head = {"$defs": {str(n): schema for n, schema in self._named.items()}} if self._named else {}
+        head = {"$defs": self._named} if self._named else {}
         return head if root is True else {**head, **root}
 
     def node(self, node: Node) -> Any:
         if node in self._once:
-            if node not in self._named:
-                self._named[node] = None  # it may lead back to itself
-                self._named[node] = self.shapes(self.normal.nodes[node])
-            return {"$ref": f"#/$defs/{node}"}
-        return self.shapes(self.normal.nodes[node])
+            name = str(node)
+            if name not in self._named:
+                self._named[name] = None  # it may lead back to itself
+                self._named[name] = self.shapes(self.normal.nodes[node])
+            return {"$ref": f"#/$defs/{name}"}
+        found = self._written.get(node)
+        if found is None:
+            found = self._written[node] = self.shapes(self.normal.nodes[node])
+        return found
 
     def shapes(self, shapes: tuple[Shape, ...]) -> Any:
+        if len(shapes) == 1 and not isinstance(shapes[0], _LITERAL):
+            return self.shape(shapes[0])
         if not shapes:
             return False
         if any(isinstance(shape, Anything) for shape in shapes):
@@ -149,7 +164,14 @@ class _Writer:
         if isinstance(shape, Numbers):
             return self.numbers(shape)
         if isinstance(shape, Strings):
-            return self.text(shape.text)
+            text = shape.text
+            if not text.all_of or self._patterned[text] < 2:
+                return self.text(text)
+            name = self._names.get(text)
+            if name is None:
+                name = self._names[text] = f"t{len(self._names)}"
+                self._named[name] = self.text(text)
+            return {"$ref": f"#/$defs/{name}"}
         if isinstance(shape, Arrays):
             return self.array(shape)
         assert isinstance(shape, Objects)

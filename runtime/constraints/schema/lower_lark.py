@@ -80,6 +80,9 @@ def number_terminal(shape: Numbers) -> str:
     return " & ".join([base, *(f"~{d}" for d in denied)])
 
 
+_WORDS = (Fixed, Strings)
+
+
 class _Writer:
     def __init__(self, normal: Normal, whitespace: bool, prefix: str) -> None:
         self.normal = normal
@@ -149,7 +152,7 @@ class _Writer:
     def is_scalar(shape: Shape) -> bool:
         if isinstance(shape, Numbers):
             return shape.only is not None or step(shape) in (None, 1)
-        return isinstance(shape, Fixed | Strings)
+        return isinstance(shape, _WORDS)
 
     @staticmethod
     def scalars(shapes: tuple[Shape, ...]) -> str:

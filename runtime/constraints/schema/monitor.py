@@ -61,7 +61,7 @@ def schema_place(normal: Normal, *, whitespace: bool) -> SchemaPlace | None:
     try:
         machine = Machine(normal, whitespace=whitespace, distinct=False)
         return SchemaPlace(machine.start(), machine.growth())
-    except (TooLarge, Unsupported):
+    except (TooLarge, Unsupported, RecursionError):
         return None
 
 

@@ -88,7 +88,7 @@ def read(
             )
         given = documents or {}
         references = References(document, given, faults, monotonic() + budget.seconds)
-        if MAY_HOLD_SURROGATES.search(text):
+        if ("\\u" in text or not text.isascii()) and MAY_HOLD_SURROGATES.search(text):
             check_strings(document, faults)
         faults.raise_any()
         scoped = bool(given) or "$dynamicRef" in text or "$recursiveRef" in text or "json-schema.org/draft/20" in text
@@ -135,6 +135,9 @@ class _Writer:
 
     def _pointers(self, node: Node) -> tuple[str, ...]:
         key = self.reader.keys[node]
+        if len(key) == 1:
+            (c,) = key
+            return (self.reader.pointers[c >> 1],) if c >= 0 else ()
         return tuple(dict.fromkeys(self.reader.pointers[c >> 1] for c in sorted(key) if c >= 0))
 
     def _nothing(self, node: Node) -> ConstraintError:
@@ -210,16 +213,19 @@ class _Writer:
         return Arrays(tuple(prefix), rest, shape.least, most, tuple(contains), shape.unique, shape.repeats)
 
     def objects(self, shape: Entries) -> Shape:
-        names = dict.fromkeys(n for n in shape.order if n in shape.members)
-        names.update(shape.required)
-        names.update(dict.fromkeys(shape.members))
+        named, wanted = shape.members, shape.required
+        names = dict.fromkeys(n for n in shape.order if n in named)
+        names.update(wanted)
+        names.update(named)
         listed = set(shape.order)
         members: list[Member] = []
         possible = 0
+        numbers = self.numbers
         for name in names:
-            node = shape.members[name]
-            required = name in shape.required
-            number = self.to(node)
+            node = named[name]
+            required = name in wanted
+            found = numbers.get(node)
+            number = self.to(node) if found is None else found
             if number == NOTHING_NODE or (not required and name not in listed):
                 other = self.to(shape.other(name))
                 if number == other:
@@ -271,7 +277,7 @@ def _renumbered(shape: Shape, to: list[Node]) -> Shape:
             shape,
             prefix=tuple(to[n] for n in shape.prefix),
             rest=to[shape.rest],
-            contains=tuple(replace(c, node=to[c.node]) for c in shape.contains),
+            contains=tuple(c._replace(node=to[c.node]) for c in shape.contains),
         )
     if isinstance(shape, Objects):
         return replace(

@@ -70,10 +70,10 @@ class Parts(Ways):
         return self.child(site, scope, key, view[key]) if key in view else missing
 
     def _named(self, view: dict[str, Any], site: Site, scope: Scope) -> dict[str, Node]:
-        return {
-            name: self.child(site, scope, f"properties/{escape(name)}", value)
-            for name, value in view.get("properties", {}).items()
-        }
+        named = view.get("properties")
+        if not named:
+            return {}
+        return {name: self.child(site, scope, f"properties/{escape(name)}", value) for name, value in named.items()}
 
     def _by_pattern(self, view: dict[str, Any], site: Site, scope: Scope) -> list[tuple[str, Pattern, Node]]:
         found = []

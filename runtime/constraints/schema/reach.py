@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from palmette.runtime.constraints.schema.shapes import Arrays, Node, Normal, Objects, Shape
 
 
@@ -16,15 +14,17 @@ def parts(shape: Shape) -> list[Node]:
     return []
 
 
-def uses(normal: Normal) -> Counter[Node]:
+def uses(normal: Normal) -> dict[Node, int]:
     """The nodes that can be reached from the root, and how many places lead to each (one more for the root): of every
     circle, the node that is entered first has two at least."""
-    found = Counter([normal.root])
+    found = {normal.root: 1}
     todo = [normal.root]
     while todo:
         for shape in normal.nodes[todo.pop()]:
             for part in parts(shape):
-                if part not in found:
+                if part in found:
+                    found[part] += 1
+                else:
                     todo.append(part)
-                found[part] += 1
+                    found[part] = 1
     return found

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from palmette.runtime.constraints.regex_language import Language
 
@@ -72,8 +73,7 @@ class Strings:
     text: Text = ANY_TEXT
 
 
-@dataclass(frozen=True, slots=True)
-class Contains:
+class Contains(NamedTuple):
     """Between `least` and `most` of an array's items are valid under `node`."""
 
     node: Node
@@ -95,8 +95,7 @@ class Arrays:
     repeats: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A property that the shape names. Not required and under NOTHING_NODE: it must not be there."""
 
     name: str
@@ -104,8 +103,7 @@ class Member:
     required: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Others:
+class Others(NamedTuple):
     """What is asked of the values of members whose names are in `names`."""
 
     names: Text

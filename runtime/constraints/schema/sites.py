@@ -25,7 +25,20 @@ from palmette.runtime.constraints.schema.values import ARRAY, NUMBER, OBJECT, ST
 _NUMBER_WORDS = words("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf")
 _STRING_WORDS = words("minLength maxLength pattern format")
 _OBJECT_WORDS = words("properties patternProperties additionalProperties required minProperties maxProperties")
+_TYPE_WORDS = _NUMBER_WORDS | _STRING_WORDS | ARRAY_WORDS | _OBJECT_WORDS
+_RULE_WORDS = words("const enum propertyNames dependentRequired dependencies not")
+_IN_PLACE_WORDS = words("$ref $dynamicRef $recursiveRef allOf anyOf oneOf if dependentSchemas dependencies")
 _UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
+
+
+def _types(names: list[str]) -> Union:
+    slots = [shape if any(i in SLOTS.get(n, ()) for n in names) else () for i, shape in enumerate(FULL)]
+    if "integer" in names and "number" not in names:
+        slots[NUMBER] = (Numbers(multiple_of=ONE),)
+    return tuple(slots)  # type: ignore[return-value]
+
+
+_OF_TYPE = {name: _types([name]) for name in (*SLOTS, "integer")}
 
 
 class Reader(Opposites):
@@ -33,14 +46,16 @@ class Reader(Opposites):
 
     def say_site(self, tag: str, site: Site, scope: Scope, holds: bool) -> Union:
         view = self.view(site)
-        if tag == "site" and any(key in view for key in _UNEVALUATED):
+        keys = view.keys()
+        if tag == "site" and not keys.isdisjoint(_UNEVALUATED):
             return self.with_leftovers(site, scope, holds)
         if not holds:
             return self.join([EMPTY, *self.failures(view, site, scope, in_place=tag == "site")])
         found = self._by_type(view, site, scope)
-        for part in self.rules(view, site, scope):
-            found = self.meet(found, part)
-        if tag == "site":
+        if not keys.isdisjoint(_RULE_WORDS):
+            for part in self.rules(view, site, scope):
+                found = self.meet(found, part)
+        if tag == "site" and not keys.isdisjoint(_IN_PLACE_WORDS):
             for part in self.in_place(view, site, scope):
                 found = self.meet(found, part)
         return found
@@ -50,20 +65,23 @@ class Reader(Opposites):
     def _by_type(self, view: dict[str, Any], site: Site, scope: Scope) -> Union:
         """What the keywords say that speak of one type each."""
         keys = view.keys()
-        slots = list(self._types(view["type"]) if "type" in view else FULL)
-        if slots[NUMBER] and keys & _NUMBER_WORDS:
+        union = self._types(view["type"]) if "type" in view else FULL
+        if keys.isdisjoint(_TYPE_WORDS):
+            return union
+        slots = list(union)
+        if slots[NUMBER] and not keys.isdisjoint(_NUMBER_WORDS):
             meets = [self.meet(only(NUMBER, *slots[NUMBER]), only(NUMBER, n)) for n in self._numbers_of(view)]
             slots[NUMBER] = meets[0][NUMBER]
             for more in meets[1:]:
                 slots[NUMBER] = self.meet(only(NUMBER, *slots[NUMBER]), more)[NUMBER]
-        if slots[STRING] and keys & _STRING_WORDS:
+        if slots[STRING] and not keys.isdisjoint(_STRING_WORDS):
             shape: Strings | None = Strings(Text(least=view.get("minLength", 0), most=view.get("maxLength")))
             if shape.text.most is not None and shape.text.least > shape.text.most:  # type: ignore[union-attr]
                 shape = None
             for pattern in self._patterns_of(view, site):
                 shape = self._strings(shape, Strings(pattern.narrow)) if shape is not None else None
             slots[STRING] = (shape,) if shape is not None else ()
-        if slots[ARRAY] and keys & ARRAY_WORDS:
+        if slots[ARRAY] and not keys.isdisjoint(ARRAY_WORDS):
             prefix, rest = self._items(view, site, scope)
             array = self.arrays(
                 prefix,
@@ -74,7 +92,7 @@ class Reader(Opposites):
                 unique=view.get("uniqueItems", False),
             )
             slots[ARRAY] = (array,) if array is not None else ()
-        if slots[OBJECT] and keys & _OBJECT_WORDS:
+        if slots[OBJECT] and not keys.isdisjoint(_OBJECT_WORDS):
             entries = self.entries(
                 self._named(view, site, scope),
                 [(pattern, node) for _, pattern, node in self._by_pattern(view, site, scope)],
@@ -87,15 +105,9 @@ class Reader(Opposites):
         return tuple(slots)  # type: ignore[return-value]
 
     def _types(self, said: str | list[str]) -> Union:
-        names = [said] if isinstance(said, str) else said
-        if names == ["object"]:
-            return only(OBJECT, *FULL[OBJECT])
-        if names == ["string"]:
-            return only(STRING, *FULL[STRING])
-        slots = [shape if any(i in SLOTS.get(n, ()) for n in names) else () for i, shape in enumerate(FULL)]
-        if "integer" in names and "number" not in names:
-            slots[NUMBER] = (Numbers(multiple_of=ONE),)
-        return tuple(slots)  # type: ignore[return-value]
+        if isinstance(said, str):
+            return _OF_TYPE.get(said, EMPTY)
+        return _types(said)
 
     def rules(self, view: dict[str, Any], site: Site, scope: Scope) -> Iterator[Union]:
         """What must hold besides, without subschemas of the same value."""

@@ -7,6 +7,7 @@ k - 1, so the sets repeat from some k on, and finding the repetition makes every
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterator
 from threading import Lock
 from time import monotonic
@@ -23,6 +24,13 @@ MAX_STATES = 20_000
 SECONDS = 2.0
 _MAX_CELLS = 50_000_000  # of the lengths' bits; and a fourth of it of the costs' ints
 _FAR = 1 << 29
+# Of a shortest value. References that each ask for two of the next double it with every one of them, and no model
+# writes as much.
+MOST_BYTES = 1 << 20
+
+
+def too_long() -> TooLarge:
+    return TooLarge(f"{MOST_BYTES:,} bytes for the shortest value")
 
 
 class TextMachine(Protocol):
@@ -105,6 +113,88 @@ class ListedMachine:
 
     def count_at_least(self, n: int) -> bool:
         return self._count >= n
+
+
+# UTF-8 as an automaton (RFC 3629): per state the bytes that may follow, each range with the state after it; 0 stands
+# between characters.
+_UTF8: tuple[tuple[tuple[int, int, int], ...], ...] = (
+    (
+        *((0x00, 0x7F, 0), (0xC2, 0xDF, 1), (0xE0, 0xE0, 4), (0xE1, 0xEC, 2), (0xED, 0xED, 5), (0xEE, 0xEF, 2)),
+        *((0xF0, 0xF0, 6), (0xF1, 0xF3, 3), (0xF4, 0xF4, 7)),
+    ),
+    ((0x80, 0xBF, 0),),
+    ((0x80, 0xBF, 1),),
+    ((0x80, 0xBF, 2),),
+    ((0xA0, 0xBF, 1),),
+    ((0x80, 0x9F, 1),),
+    ((0x90, 0xBF, 2),),
+    ((0x80, 0x8F, 2),),
+)
+_NEXT = [{b: to for lo, hi, to in ranges for b in range(lo, hi + 1)} for ranges in _UTF8]
+_READABLE = sorted(range(256), key=lambda b: (not 0x61 <= b <= 0x7A, not 0x41 <= b <= 0x5A, not 0x30 <= b <= 0x39, b))
+_Except = tuple[int, int, int, int]
+_PRINTABLE = 95  # the characters of one byte that every reader shows
+
+
+class ExceptMachine:
+    """All strings but the given ones.
+
+    A state: (first, last, size, u), the text's `size` bytes being the beginning of those from `first` to before `last`
+    of the strings, in order (0, 0, 0: of none), and u where it stands in UTF-8.
+    """
+
+    def __init__(self, strings: frozenset[str]) -> None:
+        self._out = sorted(s.encode("utf-8", "surrogatepass") for s in strings)
+        self.start = (0, len(self._out), 0, 0)
+        # Of so many printable characters there are more texts than strings that are left out.
+        self._further = 1
+        while _PRINTABLE**self._further <= len(strings):
+            self._further += 1
+
+    def step(self, state: _Except, byte: int) -> _Except | None:
+        first, last, size, u = state
+        to = _NEXT[u].get(byte)
+        if to is None:
+            return None
+        first += first < last and len(self._out[first]) == size
+        first = bisect_left(self._out, byte, first, last, key=lambda s: s[size])
+        last = bisect_right(self._out, byte, first, last, key=lambda s: s[size])
+        return (first, last, size + 1, to) if first < last else (0, 0, 0, to)
+
+    def exits(self, state: _Except) -> Iterator[tuple[int, _Except]]:
+        for byte in _NEXT[state[3]]:
+            to = self.step(state, byte)
+            assert to is not None
+            yield byte, to
+
+    def final(self, state: _Except) -> bool:
+        first, last, size, u = state
+        return u == 0 and not (first < last and len(self._out[first]) == size)
+
+    def shortest(self, state: _Except) -> bytes:
+        level = {state: b""}
+        seen = {state}
+        while True:
+            for at, text in level.items():
+                if self.final(at):
+                    return text
+            following: dict[_Except, bytes] = {}
+            for at, text in level.items():
+                for byte in _READABLE:
+                    to = self.step(at, byte)
+                    if to is not None and to not in seen:
+                        seen.add(to)
+                        following[to] = text + bytes([byte])
+            level = following
+
+    def longest(self) -> int:
+        return 3 + self._further
+
+    def free(self, state: _Except) -> bool:
+        return state[3] == 0
+
+    def count_at_least(self, n: int) -> bool:
+        return True
 
 
 class _Lengths:
@@ -242,7 +332,9 @@ class WalkingMachine:
                     best = (cost, begun, at, k)
                 k += 1
         assert best is not None, "a living state has a completion"
-        _, text, at, k = best
+        size, text, at, k = best
+        if size > MOST_BYTES:
+            raise too_long()
         out = bytearray(text)
         while k:
             ways = self._bytes.spelling.costs + self._cost(k - 1)[self._characters.table[at]]

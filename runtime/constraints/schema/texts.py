@@ -14,7 +14,7 @@ from palmette.runtime.constraints.determinize import Recognizer
 from palmette.runtime.constraints.regex_language import ANYTHING, Branch, Condition, Language
 from palmette.runtime.constraints.regex_syntax import Alt, Chars, Node, Seq
 from palmette.runtime.constraints.schema.shapes import ANY_TEXT, Text
-from palmette.runtime.constraints.schema.text_machine import ListedMachine, TextMachine, WalkingMachine
+from palmette.runtime.constraints.schema.text_machine import ExceptMachine, ListedMachine, TextMachine, WalkingMachine
 
 _KEPT = 256  # automata; those of schemas are small, and the budget bounds each
 _CHARACTERS = 0x110000 - 0x800  # all that a string in UTF-8 can hold
@@ -141,6 +141,8 @@ def machine(t: Text) -> TextMachine:
     """The strings byte by byte. ValueError when there are none."""
     if t.only is not None:
         return ListedMachine(t.only)
+    if not t.all_of and not t.none_of and t.without and not t.least and t.most is None:
+        return ExceptMachine(frozenset(s for s in t.without if contains(ANY_TEXT, s)))
     return WalkingMachine(language_of(possible_without(t)), t.least, t.most)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 
@@ -43,6 +44,28 @@ CASES["choices"] = Constraint("choices", tuple(f"option {i * 7919 % 100_003} of 
 CASES["long choice"] = Constraint("choices", ("x" * 5_000_000, "y"))
 
 
+def _doubled(rounds: int) -> dict[str, object]:
+    """Each definition asks for two values of the next one: the shortest value has 2**rounds parts."""
+    here = [{"$ref": f"#/$defs/d{i + 1}"} for i in range(rounds)]
+    found: dict[str, object] = {
+        f"d{i}": {"type": "object", "properties": {"a": ref, "b": ref}, "required": ["a", "b"]}
+        for i, ref in enumerate(here)
+    }
+    return {"$defs": {**found, f"d{rounds}": {"type": "null"}}, "$ref": "#/$defs/d0"}
+
+
+SCHEMAS = {
+    "doubling references": json.dumps(_doubled(40)),
+    "deep items": '{"items":' * 20_000 + "true" + "}" * 20_000,
+    "deep properties": '{"properties":{"a":' * 300 + "true" + "}}" * 300,
+    "a million values": json.dumps({"enum": list(range(1_000_000))}),
+    "ten megabytes": json.dumps({"default": "x" * 10_000_000}),
+    "nested plus": json.dumps({"type": "string", "pattern": "^(a+)+$"}),
+    "exponential pattern": json.dumps({"type": "string", "pattern": "^[ab]*a[ab]{30}$"}),
+}
+CASES |= {f"schema {name}": Constraint("json_schema", text) for name, text in SCHEMAS.items()}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_takes_longer_than_its_budget_or_holds_up_others(name: str) -> None:
     """The budget is 5 seconds of this thread's own time. Another thread goes on meanwhile: what is bounded is how much
@@ -52,7 +75,9 @@ def test_nothing_takes_longer_than_its_budget_or_holds_up_others(name: str) -> N
     def work() -> None:
         begun = time.thread_time()
         try:
-            ConstraintCompiler(BYTES, timeout=5.0).compile(CASES[name])
+            compiled = ConstraintCompiler(BYTES, timeout=5.0).compile(CASES[name])
+            if CASES[name].kind == "json_schema":
+                compiled.place()
         except ConstraintError as error:
             assert error.hint
         spent.append(time.thread_time() - begun)

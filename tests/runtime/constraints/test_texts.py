@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from palmette.runtime.constraints.determinize import TooLarge
 from palmette.runtime.constraints.regex_language import read_regex
 from palmette.runtime.constraints.schema.shapes import ANY_TEXT, Text
+from palmette.runtime.constraints.schema.text_machine import ExceptMachine, WalkingMachine
 from palmette.runtime.constraints.schema.text_patterns import rust_pattern
 from palmette.runtime.constraints.schema.texts import (
     complement,
@@ -22,6 +24,7 @@ from palmette.runtime.constraints.schema.texts import (
     empty,
     finite,
     intersect,
+    language_of,
     machine,
     shortest,
 )
@@ -211,3 +214,25 @@ def test_a_free_state_stays_alive_whatever_comes() -> None:
 def test_over_the_budget_is_said_not_suffered() -> None:
     with pytest.raises(TooLarge):
         empty(Text((read_regex("[ab]*a[ab]{30}"), read_regex("[ab]*b[ab]{29}"))))
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=12, unique=True), st.sampled_from(WORDS))
+@few
+def test_all_strings_but_some_are_walked_as_their_automaton_walks_them(out: list[str], word: str) -> None:
+    """The machine for names that are not listed against the automaton for sets of any kind."""
+    fast = ExceptMachine(frozenset(out))
+    slow = WalkingMachine(language_of(Text(without=frozenset(out))), 0, None)
+    here: Any = fast.start
+    there: Any = slow.start
+    for byte in [*word.encode(), None]:
+        assert [b for b, _ in fast.exits(here)] == [b for b, _ in slow.exits(there)]
+        assert fast.final(here) == slow.final(there)
+        rest, at = fast.shortest(here), here
+        assert len(rest) == len(slow.shortest(there)) <= fast.longest()
+        for b in rest:
+            at = fast.step(at, b)
+        assert fast.final(at)
+        if byte is not None:
+            here, there = fast.step(here, byte), slow.step(there, byte)
+    assert fast.final(here) == (word not in out)
+    assert fast.step(fast.start, 0xFF) is None and machine(Text(without=frozenset("a"))).count_at_least(1 << 40)
