@@ -11,7 +11,7 @@ items must differ, only their number is made use of, not which of them go togeth
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from json import dumps
 from math import ceil, floor
@@ -252,7 +252,7 @@ def text_bound(text: Text) -> int | None:
         return 0  # no string
     except TooLarge:
         return None if text.most is None else 2 + 6 * text.most
-    most = _longest_path(automaton, text.least, text.most)
+    most = longest_path(automaton, text.least, text.most, _weight)
     return None if most is None else 2 + most
 
 
@@ -261,12 +261,13 @@ def _given(string: str) -> int:
     return len(written(string).encode()) + 4 * sum(c in "\b\t\n\f\r" for c in string)
 
 
-def _longest_path(automaton: Characters, least: int, most: int | None) -> int | None:
-    """Bytes of the longest content of `least` to `most` characters; None: of any length."""
+def longest_path(automaton: Characters, least: int, most: int | None, weight: Callable[[int, int], int]) -> int | None:
+    """Bytes of the longest text of `least` to `most` characters; None: of any length. weight: bytes of the longest
+    character between two."""
     table, final = automaton.table, automaton.final
     if most is None and _turns(table):
         return None  # from each state some text leads to a final one
-    weights = np.array([max((_weight(lo, hi) for lo, hi in part), default=0) for part in automaton.ranges], np.int64)
+    weights = np.array([max((weight(lo, hi) for lo, hi in part), default=0) for part in automaton.ranges], np.int64)
     source, symbol = np.nonzero(table >= 0)
     target, gain = table[source, symbol], weights[symbol]
     if most is not None and most * len(source) > _MOST_CELLS:
