@@ -36,9 +36,10 @@ def _generate(node: Gen, defaults: Sampling, capabilities: Capabilities, where: 
     settings = node.sampling.over(defaults)
     if "logit_bias" in settings:
         settings["logit_bias"] = dict(settings["logit_bias"])
-    if not settings.get("token_healing", True):
-        # What no backend need be able to do.
-        del settings["token_healing"]
+    for name in ("token_healing", "pressure"):
+        if not settings.get(name, True):
+            # What no backend need be able to do.
+            del settings[name]
     missing = settings.keys() - capabilities.params
     if missing:
         raise _lacks(capabilities, f"gen({node.name!r}, {min(missing)}=...)")

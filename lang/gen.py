@@ -53,6 +53,7 @@ def gen(
     type: Any = None,
     whitespace: bool = False,
     token_healing: bool | None = None,
+    pressure: bool | None = None,
     **sglang: Any,
 ) -> Gen | Select:
     """Text that the model makes, kept as variable `name`.
@@ -62,7 +63,8 @@ def gen(
     `n` above 1 makes the variable a list; the transcript goes on with its first. `best_of` draws so many samples and
     keeps the n with the highest mean log-probability per token, best first. `logprobs=k` keeps the log-probability of
     each token and the k best others, and those of `logprob_token_ids` beside. `token_healing` spells the end of the
-    text before anew with what follows, where a token could reach from one into the other.
+    text before anew with what follows, where a token could reach from one into the other. `pressure` tells of each
+    token how much probability the constraint removed: `state.result(name).pressure`.
 
     At most one of `regex`, `choices`, `json_schema`, `grammar`, `structural_tag`, `type` says what the text must be;
     every other argument holds beside it. `structural_tag` binds parts of a free text to schemas (tool calls). `type`
@@ -106,6 +108,7 @@ def gen(
         "logprobs": logprobs,
         "logprob_token_ids": logprob_token_ids,
         "token_healing": token_healing,
+        "pressure": pressure,
         **sglang,
     }
     given = dict(zip(_CONSTRAINTS, (regex, choices, json_schema, grammar, structural_tag, type), strict=True))

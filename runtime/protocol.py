@@ -52,6 +52,7 @@ class SamplingParams:
     same for the tokens of the prompt, from position `logprobs_start` on, as the model alone has them: penalties, bias
     and constraint are not of the prompt. logprob_token_ids: tokens whose log-probabilities are told beside, wherever
     one of the two is on. k is at most the size of the vocabulary, and one request tells at most 10 million.
+    pressure: tell of each generated token how much probability the constraint's mask removed where it was drawn.
     token_healing: the prompt's last tokens may be spelled anew together with what follows, where a token could reach
     from one into the other: what follows is drawn as if the model had been given the prompt's text instead of its
     tokens. Penalties, bias and temperature hold for all tokens that are spelled anew, top-k, top-p and min-p for the
@@ -82,6 +83,7 @@ class SamplingParams:
     logprobs_start: int = 0
     logprob_token_ids: tuple[int, ...] = ()
     token_healing: bool = False
+    pressure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,10 @@ class Output:
     """One finished sample. `tokens` spell `text`: an end token is left out; where a stop cut a token, the part before
     it was tokenised again. matched_stop: the stop string, the pattern or the id of the token that ended it. `logprobs`
     is per token as generated; `prompt_logprobs` per token of the prompt from `logprobs_start` on, None for the first
-    of a text, which nothing precedes. healed: the prompt's last tokens that the output's first tokens spell anew."""
+    of a text, which nothing precedes. healed: the prompt's last tokens that the output's first tokens spell anew.
+    pressure: per token as generated, the share of all probability (after penalties and bias, before temperature) that
+    the mask removed; 0.0 where there is no constraint, None for a forced token, of which nothing was computed, and for
+    one that was drawn while the prompt was healed."""
 
     text: str
     tokens: tuple[int, ...]
@@ -190,6 +195,7 @@ class Output:
     seconds: float = 0.0
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     healed: int = 0
+    pressure: tuple[float | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

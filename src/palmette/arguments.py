@@ -208,6 +208,7 @@ SAMPLING: dict[str, Callable[[str, str, object], Any]] = {
     "logprobs_start": _at_least(0),
     "logprob_token_ids": _token_ids,
     "token_healing": flag,
+    "pressure": flag,
 }
 """Sampling settings by name: the function (where, name, value) that checks a value and gives it in its plain form."""
 

@@ -116,6 +116,7 @@ def request(number: int) -> GenerateRequest | ScoreRequest:
     for extra in draw.sample(extras, draw.choice([0, 0, 1, 2])):
         params |= extra
     params["token_healing"] = draw.random() < 0.8 and "prompt_logprobs" not in params
+    params["pressure"] = number % 3 == 0
     constraint = draw.choice(CONSTRAINTS) if draw.random() < 0.2 else None
     stream = draw.random() < 0.3 and "best_of" not in params
     return GenerateRequest(tokens, SamplingParams(**params), constraint, namespace, stream=stream, healable=2)
