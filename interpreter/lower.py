@@ -53,7 +53,7 @@ def _generate(node: Gen, defaults: Sampling, capabilities: Capabilities, where: 
         if spec.kind not in capabilities.constraints:
             asked = f"type={node.type.name}" if node.type else f"{spec.kind}=..."
             raise _lacks(capabilities, f"gen({node.name!r}, {asked})", f"{spec.kind} constraints")
-        constraint = Constraint(spec.kind, spec.spec, spec.whitespace)
+        constraint = Constraint(spec.kind, spec.spec, spec.whitespace, spec.on_unsupported, spec.retries)
     parse: Callable[[str], Any] | None = None
     type_name = None
     if node.type is not None:

@@ -42,6 +42,8 @@ class GenResult:
     constraint. discarded_tokens: completion tokens of the samples that best_of left out, told with the first result.
     healed: the prompt's last tokens that the first of `tokens` spell anew (token_healing). pressure: where asked for,
     per generated token the share of probability that the constraint removed, None for tokens that it forced.
+    validated: the text was checked against a schema that could not be enforced whole; attempts: how often it was drawn
+    for that.
     """
 
     name: str | None
@@ -61,6 +63,8 @@ class GenResult:
     discarded_tokens: int = 0
     healed: int = 0
     pressure: tuple[float | None, ...] | None = None
+    validated: bool = False
+    attempts: int = 1
 
     @property
     def value(self) -> Any:
@@ -112,6 +116,8 @@ class GenResult:
             info["output_token_ids_logprobs"] = [[(p, token) for token, p in entry.asked] for entry in self.logprobs]
         if self.pressure is not None:
             info["pressure"] = list(self.pressure)
+        if self.validated:
+            info |= {"validated": True, "attempts": self.attempts}
         return info
 
 
@@ -212,6 +218,8 @@ def gen_result(
         usage.discarded_tokens,
         output.healed,
         output.pressure,
+        output.validated,
+        output.attempts,
     )
 
 

@@ -14,6 +14,7 @@ FinishReason = Literal["stop", "length", "constraint", "cancelled", "error"]
 SelectMethod = Literal[
     "probability", "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
 ]
+Unsupported = Literal["refuse", "validate"]
 ConstraintKind = Literal["regex", "choices", "json_schema", "grammar", "structural_tag"]
 
 
@@ -24,11 +25,16 @@ class Constraint:
     structural tag as JSON text (constraints/structural.py).
 
     `whitespace`: the JSON may hold optional white space where the model wants it; the default is compact JSON.
+    `on_unsupported`, of a schema that cannot be enforced exactly: "refuse", or "validate": what cannot be enforced is
+    left out, the finished text is checked against the whole schema, and drawn again with another seed where it is not
+    valid, at most `retries` times.
     """
 
     kind: ConstraintKind
     spec: str | tuple[str, ...]
     whitespace: bool = False
+    on_unsupported: Unsupported = "refuse"
+    retries: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +154,8 @@ class Usage:
     """Token counts of a request. `completion_tokens` counts every generated token, forced ones too, and those of a
     stop that the text leaves out; `cached_tokens` of the prompt were in the KV cache when the request was let in;
     `preemptions`: how often it lost its KV slots to others and went on later; `discarded_tokens`: completion tokens of
-    the samples that best_of drew and did not keep, told with the first output; `drafted_tokens` were computed by
+    the samples that best_of drew and did not keep, told with the first output, and of those that were not valid and
+    drawn again; `drafted_tokens` were computed by
     speculation before they were drawn, and `accepted_tokens` of these were drawn."""
 
     prompt_tokens: int = 0
@@ -182,7 +189,8 @@ class Output:
     of a text, which nothing precedes. healed: the prompt's last tokens that the output's first tokens spell anew.
     pressure: per token as generated, the share of all probability (after penalties and bias, before temperature) that
     the mask removed; 0.0 where there is no constraint, None for a forced token, of which nothing was computed, and for
-    one that was drawn while the prompt was healed."""
+    one that was drawn while the prompt was healed. validated: part of the schema could not be enforced, and the text
+    was checked against all of it (Constraint.on_unsupported); attempts: how often it was drawn for that."""
 
     text: str
     tokens: tuple[int, ...]
@@ -196,6 +204,8 @@ class Output:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     healed: int = 0
     pressure: tuple[float | None, ...] | None = None
+    validated: bool = False
+    attempts: int = 1
 
 
 @dataclass(frozen=True, slots=True)

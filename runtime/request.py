@@ -55,7 +55,7 @@ class TextTools:
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A request that was checked and compiled: what its samples have in common. new_tokens: how many there is room for
-    behind the prompt; patterns: of `stop_regex`."""
+    behind the prompt; patterns: of `stop_regex`. again: which samples are drawn, where that is not all of them."""
 
     group: Group
     prompt: tuple[int, ...]
@@ -63,6 +63,7 @@ class Prepared:
     seed: int
     patterns: Sequence[StopPattern] = ()
     compiled: CompiledConstraint | None = None
+    again: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
