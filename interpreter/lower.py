@@ -36,9 +36,10 @@ def _generate(node: Gen, defaults: Sampling, capabilities: Capabilities, where: 
     settings = node.sampling.over(defaults)
     if "logit_bias" in settings:
         settings["logit_bias"] = dict(settings["logit_bias"])
-    if not settings.get("token_healing", True):
-        # What no backend need be able to do.
-        del settings["token_healing"]
+    for name in ("token_healing", "pressure"):
+        if not settings.get(name, True):
+            # What no backend need be able to do.
+            del settings[name]
     missing = settings.keys() - capabilities.params
     if missing:
         raise _lacks(capabilities, f"gen({node.name!r}, {min(missing)}=...)")
@@ -52,7 +53,7 @@ def _generate(node: Gen, defaults: Sampling, capabilities: Capabilities, where: 
         if spec.kind not in capabilities.constraints:
             asked = f"type={node.type.name}" if node.type else f"{spec.kind}=..."
             raise _lacks(capabilities, f"gen({node.name!r}, {asked})", f"{spec.kind} constraints")
-        constraint = Constraint(spec.kind, spec.spec, spec.whitespace)
+        constraint = Constraint(spec.kind, spec.spec, spec.whitespace, spec.on_unsupported, spec.retries)
     parse: Callable[[str], Any] | None = None
     type_name = None
     if node.type is not None:

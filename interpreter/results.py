@@ -40,7 +40,10 @@ class GenResult:
     string, pattern or token that ended it. logprobs: per generated token, where asked for. cached_tokens of the
     prompt_tokens were in the cache; forced_tokens of the completion_tokens were not chosen but implied by the
     constraint. discarded_tokens: completion tokens of the samples that best_of left out, told with the first result.
-    healed: the prompt's last tokens that the first of `tokens` spell anew (token_healing).
+    healed: the prompt's last tokens that the first of `tokens` spell anew (token_healing). pressure: where asked for,
+    per generated token the share of probability that the constraint removed, None for tokens that it forced.
+    validated: the text was checked against a schema that could not be enforced whole; attempts: how often it was drawn
+    for that.
     """
 
     name: str | None
@@ -59,6 +62,9 @@ class GenResult:
     type_name: str | None = None
     discarded_tokens: int = 0
     healed: int = 0
+    pressure: tuple[float | None, ...] | None = None
+    validated: bool = False
+    attempts: int = 1
 
     @property
     def value(self) -> Any:
@@ -108,6 +114,10 @@ class GenResult:
             info["output_token_logprobs"] = [(entry.logprob, entry.token) for entry in self.logprobs]
             info["output_top_logprobs"] = [[(p, token) for token, p in entry.top] for entry in self.logprobs]
             info["output_token_ids_logprobs"] = [[(p, token) for token, p in entry.asked] for entry in self.logprobs]
+        if self.pressure is not None:
+            info["pressure"] = list(self.pressure)
+        if self.validated:
+            info |= {"validated": True, "attempts": self.attempts}
         return info
 
 
@@ -207,6 +217,9 @@ def gen_result(
         type_name,
         usage.discarded_tokens,
         output.healed,
+        output.pressure,
+        output.validated,
+        output.attempts,
     )
 
 

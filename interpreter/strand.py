@@ -173,8 +173,10 @@ class Strand:
         end = transcript.end_token(shared.codec) if "stop_token_ids" in shared.backend.capabilities.params else None
         if end is not None and end not in params.stop_token_ids and not params.ignore_eos:
             params = replace(params, stop_token_ids=(*params.stop_token_ids, end))
-        # Which of several is the best is known at the end.
-        stream = self._sink is not None and shared.backend.capabilities.stream and params.best_of is None
+        # Which of several is the best, and whether one has to be drawn again, is known at the end.
+        checked = current.constraint is not None and current.constraint.on_unsupported == "validate"
+        late = checked or params.best_of is not None
+        stream = self._sink is not None and shared.backend.capabilities.stream and not late
         request = GenerateRequest(
             prompt.tokens,
             params,

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
-from palmette.arguments import flag, integer, is_text, number, strings, unknown_keyword
+from palmette.arguments import flag, integer, is_text, number, strings, unknown_keyword, unsupported
 from palmette.errors import ConstraintError, suggestion
 from palmette.lang.nodes import SELECT_METHODS, Gen, Select, SelectMethod, Spec
 from palmette.lang.sampling import ALIASES, FIELDS, sampling
 from palmette.lang.types import OutputType, json_value, output_type
 
 _CONSTRAINTS = ("regex", "choices", "json_schema", "grammar", "structural_tag", "type")
-_KEYWORDS = (*FIELDS, *ALIASES, *_CONSTRAINTS, "dtype", "choices_method", "whitespace")
+_KEYWORDS = (*FIELDS, *ALIASES, *_CONSTRAINTS, "dtype", "choices_method", "whitespace", "on_unsupported", "retries")
 # What an engine does of these, a program has in another way.
 _ENGINES_OWN = {
     "echo": "a state's text has the prompt already: state.text()",
@@ -52,7 +53,10 @@ def gen(
     structural_tag: Mapping[str, Any] | str | None = None,
     type: Any = None,
     whitespace: bool = False,
+    on_unsupported: Literal["refuse", "validate"] = "refuse",
+    retries: int | None = None,
     token_healing: bool | None = None,
+    pressure: bool | None = None,
     **sglang: Any,
 ) -> Gen | Select:
     """Text that the model makes, kept as variable `name`.
@@ -62,11 +66,15 @@ def gen(
     `n` above 1 makes the variable a list; the transcript goes on with its first. `best_of` draws so many samples and
     keeps the n with the highest mean log-probability per token, best first. `logprobs=k` keeps the log-probability of
     each token and the k best others, and those of `logprob_token_ids` beside. `token_healing` spells the end of the
-    text before anew with what follows, where a token could reach from one into the other.
+    text before anew with what follows, where a token could reach from one into the other. `pressure` tells of each
+    token how much probability the constraint removed: `state.result(name).pressure`.
 
     At most one of `regex`, `choices`, `json_schema`, `grammar`, `structural_tag`, `type` says what the text must be;
     every other argument holds beside it. `structural_tag` binds parts of a free text to schemas (tool calls). `type`
-    also parses: `state.value(name)`. `whitespace` lets JSON hold optional white space.
+    also parses: `state.value(name)`. `whitespace` lets JSON hold optional white space. A schema that cannot be enforced
+    exactly is refused; with `on_unsupported="validate"` what cannot be enforced is left out, the text checked against
+    the whole schema when it is there, and drawn again with another seed where it is not valid, at most `retries` times
+    (3).
 
     SGLang's `dtype`, `return_logprob`, `top_logprobs_num`, `max_new_tokens` and `choices_method` are understood; the
     last makes it a `select`. Raises TypeError, ArgumentError or ConstraintError at once.
@@ -106,6 +114,7 @@ def gen(
         "logprobs": logprobs,
         "logprob_token_ids": logprob_token_ids,
         "token_healing": token_healing,
+        "pressure": pressure,
         **sglang,
     }
     given = dict(zip(_CONSTRAINTS, (regex, choices, json_schema, grammar, structural_tag, type), strict=True))
@@ -120,6 +129,11 @@ def gen(
     spec = _spec(where, kind, given[kind], typed, flag(where, "whitespace", whitespace)) if kind else None
     if whitespace and (spec is None or spec.kind != "json_schema"):
         raise TypeError(f"{where}: whitespace= is for JSON; give json_schema= or a type= that is written as JSON")
+    mode, count = unsupported(where, on_unsupported, retries)
+    if mode != "refuse":
+        if spec is None or spec.kind != "json_schema":
+            raise TypeError(f"{where}: on_unsupported= is for json_schema= and a type= that is written as JSON")
+        spec = replace(spec, on_unsupported=mode, retries=count)
     return Gen(name, sampling(where, settings), spec, typed)
 
 

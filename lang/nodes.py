@@ -44,11 +44,14 @@ class Text(Node):
 @dataclass(frozen=True, slots=True)
 class Spec:
     """A constraint as data. `spec`: the pattern, the options, the schema as JSON text in its own key order, or the
-    grammar's text. `whitespace`: JSON may hold optional white space."""
+    grammar's text. `whitespace`: JSON may hold optional white space. `on_unsupported`, `retries`: of a schema that
+    cannot be enforced exactly, see `gen`."""
 
     kind: ConstraintKind
     spec: str | tuple[str, ...]
     whitespace: bool = False
+    on_unsupported: Literal["refuse", "validate"] = "refuse"
+    retries: int = 3
 
 
 @dataclass(frozen=True, slots=True)

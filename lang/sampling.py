@@ -34,6 +34,7 @@ class Sampling:
     logprobs: int | None = None
     logprob_token_ids: tuple[int, ...] | None = None
     token_healing: bool | None = None
+    pressure: bool | None = None
 
     def over(self, defaults: Sampling) -> dict[str, Any]:
         """The settings that are given here or, failing that, in `defaults`, by name."""

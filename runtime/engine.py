@@ -209,7 +209,8 @@ class Engine:
         """Continue a prompt: text, token ids, chat messages, or a list of any of these (run as one batch).
 
         Keywords are the fields of SamplingParams and one constraint (regex=, choices=, json_schema=, grammar=,
-        structural_tag=).
+        structural_tag=). on_unsupported="validate" (with json_schema=): what cannot be enforced of the schema is left
+        out, the text checked when it is there, and drawn again at most `retries` times (3).
         Returns an Output; a list of Outputs for a list of prompts or for n > 1; with stream=True (one prompt) an
         iterator of Chunks. A text prompt may spell control tokens; the contents of messages never can.
 

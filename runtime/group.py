@@ -22,6 +22,10 @@ class Group:
         self.prompt_logprobs: PromptLogprobs | None = None
         self.cancelled = False
         self.ended = False
+        # Who looks at all outputs before they are the answer, and `answer`s or has some drawn again; completion tokens
+        # of those that were, by index.
+        self.review: Callable[[], object] | None = None
+        self.spent: dict[int, int] = {}
 
     def add(self, job: Job) -> None:
         """One more job that works on the request, and ends with it."""
@@ -38,12 +42,20 @@ class Group:
         """Take a sample's output; the last one ends the request."""
         self.outputs[output.index] = output
         if len(self.outputs) == self.samples and not self.ended:
+            if self.review is not None and not self.cancelled:
+                self.review()
+            else:
+                self.answer()
+
+    def answer(self) -> None:
+        """End the request with the outputs that are there."""
+        if not self.ended:
             self.ended = True
             self.emit(Finished(self._answer()))
 
     def _answer(self) -> tuple[Output, ...]:
         params = self.request.params
-        outputs = [self.outputs[index] for index in sorted(self.outputs)]
+        outputs = [self._with_spent(self.outputs[index]) for index in sorted(self.outputs)]
         if params.best_of is not None:
             outputs = best(outputs, params.n)
             if params.logprobs is None:
@@ -52,6 +64,10 @@ class Group:
             found = self.prompt_logprobs.found()
             outputs = [replace(output, prompt_logprobs=found) for output in outputs]
         return tuple(outputs)
+
+    def _with_spent(self, output: Output) -> Output:
+        spent = self.spent.get(output.index, 0)
+        return replace(output, usage=replace(output.usage, discarded_tokens=spent)) if spent else output
 
     def fail(self, error: BaseException) -> None:
         """End all samples with an error."""
@@ -78,6 +94,7 @@ def best(outputs: Sequence[Output], n: int) -> list[Output]:
 
     ranked = sorted(outputs, key=mean, reverse=True)
     kept = [replace(output, index=index) for index, output in enumerate(ranked[:n])]
-    discarded = sum(output.usage.completion_tokens for output in ranked[n:])
+    discarded = sum(output.usage.completion_tokens + output.usage.discarded_tokens for output in ranked[n:])
+    discarded += kept[0].usage.discarded_tokens
     kept[0] = replace(kept[0], usage=replace(kept[0].usage, discarded_tokens=discarded))
     return kept

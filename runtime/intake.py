@@ -18,10 +18,11 @@ from palmette.runtime.constraints import closing
 from palmette.runtime.constraints.beginnings import legal_beginnings
 from palmette.runtime.constraints.compile import ConstraintCompiler
 from palmette.runtime.constraints.matcher import CompiledConstraint
+from palmette.runtime.constraints.validate_after import Check, Problem, compiled_or_looser
 from palmette.runtime.group import Group
 from palmette.runtime.healing import CoverJob, CoverTree, find_tail
 from palmette.runtime.job import Job
-from palmette.runtime.loop import EngineLoop
+from palmette.runtime.loop import EngineLoop, closed_error
 from palmette.runtime.models.model import Model
 from palmette.runtime.pins import Pins
 from palmette.runtime.protocol import Event, GenerateRequest, SamplingParams, ScoreRequest, ScoreResult
@@ -35,6 +36,8 @@ _log = logging.getLogger("palmette")
 
 # Log-probabilities of other tokens that one request may tell: some hundred bytes each.
 _MOST_LOGPROBS = 10_000_000
+# Beyond all numbers of samples: whose seeds a request has that is drawn again.
+_ANOTHER = 1 << 32
 
 
 class Intake:
@@ -70,6 +73,7 @@ class Intake:
             options.check_account(request)
             group.request = request = replace(request, params=options.checked(request.params))
             options.check_stream(request.params, request.stream)
+            options.check_validated(request)
             prepared = self._prepare(request, group)
             for pattern in request.params.stop_regex:
                 validate_stop(pattern)
@@ -130,12 +134,17 @@ class Intake:
         request = prepared.group.request
         try:
             patterns = [self._stops.compile(pattern) for pattern in request.params.stop_regex]
-            compiled = self._compiler.compile(request.constraint) if request.constraint is not None else None
+            compiled = check = None
+            if request.constraint is not None:
+                compiled, check = compiled_or_looser(request.constraint, self._compiler.compile)
             # Anew, as somebody may have pinned slots meanwhile.
             room = self._room(prepared.prompt, request)
             if compiled is not None and room:
                 self._check_limit(request, compiled, room)
-            self._set_out(replace(prepared, patterns=patterns, compiled=compiled, new_tokens=room))
+            prepared = replace(prepared, patterns=patterns, compiled=compiled, new_tokens=room)
+            if check is not None:
+                self._reviewed(prepared, check, 1)
+            self._set_out(prepared)
         except Exception as error:
             prepared.group.fail(error)
 
@@ -148,6 +157,46 @@ class Intake:
                 raise
             named = "" if request.name is None else f"{request.name!r}: "
             _log.warning("%s%s, so it will be cut; %s", named, error.message, error.hint)
+
+    def _reviewed(self, prepared: Prepared, check: Check, attempt: int) -> None:
+        """Have the outputs looked at when all are there, away from the engine's thread."""
+        group = prepared.group
+
+        def review() -> None:
+            try:
+                self._workers.submit(self._review, prepared, check, attempt)
+            except RuntimeError:
+                group.fail(closed_error())
+
+        group.review = review
+
+    def _review(self, prepared: Prepared, check: Check, attempt: int) -> None:
+        """On a worker thread: texts that are not valid under the whole schema are drawn again."""
+        group = prepared.group
+        try:
+            wrong: dict[int, Problem] = {}
+            for index, output in list(group.outputs.items()):
+                if output.validated or output.finish_reason not in ("constraint", "stop"):
+                    continue  # what was cut is no value
+                problem = check.problem(output.text)
+                if problem is None:
+                    group.outputs[index] = replace(output, validated=True, attempts=attempt)
+                else:
+                    wrong[index] = problem
+            if not wrong:
+                group.answer()
+                return
+            if attempt > check.retries or group.request.params.temperature == 0:
+                # Without temperature another seed would give the same.
+                raise check.failure(wrong[min(wrong)], attempt)
+            for index in wrong:
+                spent = group.outputs.pop(index).usage.completion_tokens
+                group.spent[index] = group.spent.get(index, 0) + spent
+            seed = sample_seed(prepared.seed, _ANOTHER + attempt)
+            self._reviewed(prepared, check, attempt + 1)
+            self._set_out(replace(prepared, seed=seed, again=tuple(sorted(wrong))))
+        except Exception as error:
+            group.fail(error)
 
     def _banned(self, request: GenerateRequest) -> frozenset[int]:
         """The tokens that no constraint's text may be completed with."""
@@ -165,7 +214,7 @@ class Intake:
         """Send the samples to the engine."""
         request = prepared.group.request
         jobs = []
-        for index in range(prepared.group.samples):
+        for index in prepared.again or range(prepared.group.samples):
             how, room = None, prepared.new_tokens
             if healed:
                 how = healed[index]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from palmette.kernels.cpu.sampling import NOTHING_ALLOWED, Ask, Sampler
-from palmette.runtime.sampler import Drawn, Row, forbids, logprobs_of, uniform, weigh
+from palmette.runtime.sampler import Drawn, Row, forbids, logprobs_of, pressures, uniform, weigh
 from palmette.torch_later import Array, torch
 
 
@@ -17,11 +17,12 @@ def drawn_natively(sampler: Sampler) -> Callable[[Array, Sequence[Row]], list[Dr
         # Few rows have penalties or bias, and then of few tokens.
         if any(row.tally is not None or row.params.logit_bias for row in rows):
             weigh(torch.as_tensor(logits), rows)
+        pressed = pressures(logits, rows)
         tokens = [outcome.token for outcome in sampler.sample(logits, [_ask(row) for row in rows])]
         wanted = any(row.params.logprobs is not None for row in rows)
         found = logprobs_of(torch.as_tensor(logits), tokens, rows) if wanted else {}
         return [
-            Drawn(token, found.get(i))
+            Drawn(token, found.get(i), pressure=pressed.get(i))
             if token >= 0
             else Drawn(-1, None, numbers=token == NOTHING_ALLOWED and forbids(rows[i]))
             for i, token in enumerate(tokens)

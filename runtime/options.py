@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from palmette.arguments import SAMPLING, check_best_of, check_order, integer, strings, unknown_keyword
+from palmette.arguments import SAMPLING, check_best_of, check_order, integer, strings, unknown_keyword, unsupported
 from palmette.errors import ArgumentError, ConstraintError
 from palmette.runtime.protocol import Constraint, ConstraintKind, GenerateRequest, SamplingParams, ScoreRequest
 
 CONSTRAINTS: tuple[ConstraintKind, ...] = ("regex", "choices", "json_schema", "grammar", "structural_tag")
+# Beside json_schema.
+SCHEMA = ("on_unsupported", "retries")
 # Keywords of a request that are neither sampling nor constraint.
 ACCOUNT = ("namespace", "priority", "tenant")
 _FIELDS = tuple(field.name for field in fields(SamplingParams))
@@ -24,8 +26,8 @@ def sampling_params(base: SamplingParams | None, options: Mapping[str, Any]) -> 
     if base is not None and not isinstance(base, SamplingParams):
         raise TypeError(f"generate(): params= takes SamplingParams, not {base!r}; or give its fields as keywords")
     for name in options:
-        if name not in _FIELDS and name not in CONSTRAINTS:
-            raise unknown_keyword("generate()", name, [*_FIELDS, *CONSTRAINTS, "stream", *ACCOUNT])
+        if name not in _FIELDS and name not in CONSTRAINTS and name not in SCHEMA:
+            raise unknown_keyword("generate()", name, [*_FIELDS, *CONSTRAINTS, *SCHEMA, "stream", *ACCOUNT])
     given = {
         name: value for name, value in options.items() if name in _FIELDS and (value is not None or name in _OPTIONAL)
     }
@@ -71,6 +73,22 @@ def _check_together(params: SamplingParams) -> None:
         )
 
 
+def check_validated(request: GenerateRequest) -> None:
+    """What goes with a text that is checked when it is there."""
+    constraint = request.constraint
+    if constraint is None or constraint.on_unsupported == "refuse":
+        return
+    unsupported("generate()", constraint.on_unsupported, constraint.retries)
+    if constraint.kind != "json_schema":
+        raise ArgumentError("generate(): on_unsupported= is for json_schema=", hint="leave it out")
+    for name, given in (("stream=True", request.stream), ("echo=True", request.params.echo)):
+        if given:
+            raise ArgumentError(
+                f'generate(): on_unsupported="validate" and {name} exclude each other: a text may be drawn again',
+                hint="leave out one of them",
+            )
+
+
 def check_stream(params: SamplingParams, stream: bool) -> None:
     if stream and params.best_of is not None:
         raise ArgumentError(
@@ -100,6 +118,10 @@ def constraint(options: Mapping[str, Any]) -> Constraint | None:
     given: list[ConstraintKind] = [name for name in CONSTRAINTS if options.get(name) is not None]
     if len(given) > 1:
         raise TypeError(f"{' and '.join(given)} exclude each other: give one constraint")
+    on_unsupported, retries = options.get("on_unsupported"), options.get("retries")
+    asked = on_unsupported is not None or retries is not None
+    if asked and given != ["json_schema"]:
+        raise TypeError("generate(): on_unsupported= and retries= are for json_schema=")
     if not given:
         return None
     kind: ConstraintKind = given[0]
@@ -113,4 +135,7 @@ def constraint(options: Mapping[str, Any]) -> Constraint | None:
             raise ConstraintError(f"{kind} is no JSON: {error}", hint="give a dict or JSON text") from None
     if not isinstance(spec, str):
         raise TypeError(f"generate(): {kind}= takes a str, not {spec!r}")
+    if asked:
+        mode, count = unsupported("generate()", on_unsupported if on_unsupported is not None else "refuse", retries)
+        return Constraint(kind, spec, on_unsupported=mode, retries=count)
     return Constraint(kind, spec)

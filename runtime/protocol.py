@@ -14,6 +14,7 @@ FinishReason = Literal["stop", "length", "constraint", "cancelled", "error"]
 SelectMethod = Literal[
     "probability", "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
 ]
+Unsupported = Literal["refuse", "validate"]
 ConstraintKind = Literal["regex", "choices", "json_schema", "grammar", "structural_tag"]
 
 
@@ -24,11 +25,16 @@ class Constraint:
     structural tag as JSON text (constraints/structural.py).
 
     `whitespace`: the JSON may hold optional white space where the model wants it; the default is compact JSON.
+    `on_unsupported`, of a schema that cannot be enforced exactly: "refuse", or "validate": what cannot be enforced is
+    left out, the finished text is checked against the whole schema, and drawn again with another seed where it is not
+    valid, at most `retries` times.
     """
 
     kind: ConstraintKind
     spec: str | tuple[str, ...]
     whitespace: bool = False
+    on_unsupported: Unsupported = "refuse"
+    retries: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,7 @@ class SamplingParams:
     same for the tokens of the prompt, from position `logprobs_start` on, as the model alone has them: penalties, bias
     and constraint are not of the prompt. logprob_token_ids: tokens whose log-probabilities are told beside, wherever
     one of the two is on. k is at most the size of the vocabulary, and one request tells at most 10 million.
+    pressure: tell of each generated token how much probability the constraint's mask removed where it was drawn.
     token_healing: the prompt's last tokens may be spelled anew together with what follows, where a token could reach
     from one into the other: what follows is drawn as if the model had been given the prompt's text instead of its
     tokens. Penalties, bias and temperature hold for all tokens that are spelled anew, top-k, top-p and min-p for the
@@ -82,6 +89,7 @@ class SamplingParams:
     logprobs_start: int = 0
     logprob_token_ids: tuple[int, ...] = ()
     token_healing: bool = False
+    pressure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +158,8 @@ class Usage:
     """Token counts of a request. `completion_tokens` counts every generated token, forced ones too, and those of a
     stop that the text leaves out; `cached_tokens` of the prompt were in the KV cache when the request was let in;
     `preemptions`: how often it lost its KV slots to others and went on later; `discarded_tokens`: completion tokens of
-    the samples that best_of drew and did not keep, told with the first output; `drafted_tokens` were computed by
+    the samples that best_of drew and did not keep, told with the first output, and of those that were not valid and
+    drawn again; `drafted_tokens` were computed by
     speculation before they were drawn, and `accepted_tokens` of these were drawn."""
 
     prompt_tokens: int = 0
@@ -181,7 +190,11 @@ class Output:
     """One finished sample. `tokens` spell `text`: an end token is left out; where a stop cut a token, the part before
     it was tokenised again. matched_stop: the stop string, the pattern or the id of the token that ended it. `logprobs`
     is per token as generated; `prompt_logprobs` per token of the prompt from `logprobs_start` on, None for the first
-    of a text, which nothing precedes. healed: the prompt's last tokens that the output's first tokens spell anew."""
+    of a text, which nothing precedes. healed: the prompt's last tokens that the output's first tokens spell anew.
+    pressure: per token as generated, the share of all probability (after penalties and bias, before temperature) that
+    the mask removed; 0.0 where there is no constraint, None for a forced token, of which nothing was computed, and for
+    one that was drawn while the prompt was healed. validated: part of the schema could not be enforced, and the text
+    was checked against all of it (Constraint.on_unsupported); attempts: how often it was drawn for that."""
 
     text: str
     tokens: tuple[int, ...]
@@ -194,6 +207,9 @@ class Output:
     seconds: float = 0.0
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     healed: int = 0
+    pressure: tuple[float | None, ...] | None = None
+    validated: bool = False
+    attempts: int = 1
 
 
 @dataclass(frozen=True, slots=True)

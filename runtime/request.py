@@ -55,7 +55,7 @@ class TextTools:
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A request that was checked and compiled: what its samples have in common. new_tokens: how many there is room for
-    behind the prompt; patterns: of `stop_regex`."""
+    behind the prompt; patterns: of `stop_regex`. again: which samples are drawn, where that is not all of them."""
 
     group: Group
     prompt: tuple[int, ...]
@@ -63,6 +63,7 @@ class Prepared:
     seed: int
     patterns: Sequence[StopPattern] = ()
     compiled: CompiledConstraint | None = None
+    again: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,7 @@ class GenerateJob(Job):
         self.drafted = self.accepted = 0
         self.dropped_end = 0
         self.logprobs: list[TokenLogprob] = []
+        self.pressure: list[float | None] = []
         self.prompt_logprobs: PromptLogprobs | None = None
         if params.prompt_logprobs is not None and index == 0:
             # One sample reads them for all.
@@ -256,6 +258,7 @@ class GenerateJob(Job):
         """The token that reaches from the prompt into the text is the first one generated."""
         if cover.logprob is not None:
             self.logprobs.append(cover.logprob)
+        self.pressure.append(None)
         self._append(cover.tokens[-1], cover.extra)
 
     def go_on(self, drawn: Drawn | None) -> None:
@@ -274,6 +277,7 @@ class GenerateJob(Job):
             return
         if drawn.logprob is not None:
             self.logprobs.append(drawn.logprob)
+        self.pressure.append(drawn.pressure)
         if drawn.token in self.ends and (self.matcher is None or self.matcher.allows_end()):
             self.dropped_end = 1
             if self.matcher is None:
@@ -327,6 +331,7 @@ class GenerateJob(Job):
         run = forced_run(self.matcher, self.recent(), self.ends)
         while not self.done and self.generated < self.new_tokens and (token := next(run, None)) is not None:
             self.forced += 1
+            self.pressure.append(None)
             if self.params.logprobs is not None:
                 asked = ((other, 0.0 if other == token else -math.inf) for other in self.params.logprob_token_ids)
                 self.logprobs.append(TokenLogprob(token, 0.0, asked=tuple(asked)))
@@ -395,6 +400,7 @@ class GenerateJob(Job):
             prefill_seconds=max(0.0, (self.first_token or now) - started),
             seconds=now - started,
             healed=0 if self.healed is None else self.healed.tail.healed,
+            pressure=tuple(self.pressure) if self.params.pressure else None,
         )
 
     def _kept_tokens(self) -> tuple[int, ...]:

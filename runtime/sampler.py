@@ -16,7 +16,7 @@ import numpy as np
 
 from palmette.errors import BackendError
 from palmette.runtime.protocol import SamplingParams, TokenLogprob
-from palmette.torch_later import inference, torch
+from palmette.torch_later import Array, as_numpy, inference, torch
 
 _MASK64 = (1 << 64) - 1
 # Rows whose log-probabilities over the whole vocabulary are in memory at once.
@@ -99,11 +99,12 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """One row's outcome. token -1: none can be drawn; numbers: because none is allowed, not because the model gave
-    NaN or infinity for all that are."""
+    NaN or infinity for all that are. pressure: where it is asked for, and a token was drawn."""
 
     token: int
     logprob: TokenLogprob | None
     numbers: bool = True
+    pressure: float | None = None
 
 
 def no_numbers(where: str) -> BackendError:
@@ -118,6 +119,7 @@ def no_numbers(where: str) -> BackendError:
 def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Drawn]:
     """Draw one token for each row of `logits` (float32 [R, V], overwritten)."""
     weigh(logits, rows)
+    pressed = pressures(logits, rows)
     _mask(logits, rows)
     _ban(logits, rows)
     best, token = logits.max(dim=-1)
@@ -129,7 +131,10 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Drawn]:
         for i, drawn in zip(random, _draw(_some(logits, random), [rows[i] for i in random]), strict=True):
             tokens[i] = drawn
     logprobs = logprobs_of(logits, [-1 if gone else token for token, gone in zip(tokens, dead, strict=True)], rows)
-    return [_nothing(row, tops[i]) if dead[i] else Drawn(tokens[i], logprobs.get(i)) for i, row in enumerate(rows)]
+    return [
+        _nothing(row, tops[i]) if dead[i] else Drawn(tokens[i], logprobs.get(i), pressure=pressed.get(i))
+        for i, row in enumerate(rows)
+    ]
 
 
 def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], rows: Sequence[Row]) -> dict[int, TokenLogprob]:
@@ -145,6 +150,24 @@ def logprobs_of(logits: torch.Tensor, tokens: Sequence[int], rows: Sequence[Row]
         [params.logprob_token_ids for params in asked],
     )
     return dict(zip(wanted, found, strict=True))
+
+
+def pressures(logits: Array, rows: Sequence[Row]) -> dict[int, float]:
+    """By row that asks for it, the share of probability that its mask removes: of the logits (float32 [R, V]) as they
+    are before the mask and the temperature, in float64. Each row by itself, so that it is the same in any batch."""
+    found = {i: 0.0 for i, row in enumerate(rows) if row.params.pressure}
+    for i in found:
+        mask = rows[i].mask
+        if mask is None:
+            continue
+        line = as_numpy(logits[i]).astype(np.float64)
+        allowed = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little", count=len(line))
+        # A row without numbers draws nothing.
+        top = line.max()
+        if math.isfinite(top):
+            weights = np.exp(line - top)
+            found[i] = float(weights[allowed == 0].sum() / weights.sum())
+    return found
 
 
 def _nothing(row: Row, top: float) -> Drawn:

@@ -85,7 +85,7 @@ def programs(tmp_path) -> str:
 def test_help_teaches(capsys):
     assert main(["--help"]) == 0
     words = capsys.readouterr().out
-    for command in ("run", "chat", "models", "bench", "doctor"):
+    for command in ("run", "chat", "models", "bench", "doctor", "lint"):
         assert command in words
     assert main(["run", "--help"]) == 0
     assert "palmette run examples/tour.py" in capsys.readouterr().out
@@ -96,7 +96,7 @@ def test_version(capsys):
     assert capsys.readouterr().out == "palmette 0.1.0\n"
 
 
-@pytest.mark.parametrize("command", ["serve", "lint", "jobs"])
+@pytest.mark.parametrize("command", ["serve", "jobs"])
 def test_commands_to_come_are_unknown(command, capsys):
     assert main([command]) == 2
     assert f"No such command '{command}'" in flat(capsys.readouterr().err)

@@ -54,6 +54,7 @@ _PARAMS = frozenset(SamplingParams.__dataclass_fields__) - {
     "logprobs_start",
     "logprob_token_ids",
     "token_healing",
+    "pressure",
 }
 
 

@@ -184,6 +184,20 @@ def _logit_bias(where: str, name: str, value: object) -> tuple[tuple[int, float]
     return tuple((integer(where, name, key, least=0), number(where, name, bias)) for key, bias in value.items())
 
 
+def unsupported(where: str, value: object, retries: object) -> tuple[Any, int]:
+    """on_unsupported= and retries= of a JSON schema; None for the default number of retries."""
+    known = ("refuse", "validate")
+    if not isinstance(value, str):
+        raise TypeError(f"{where}: on_unsupported= takes a str, not {value!r}")
+    if value not in known:
+        raise ArgumentError(f"{where}: on_unsupported={value!r} is unknown", hint=suggestion(value, known))
+    if retries is None:
+        return value, 3
+    if value != "validate":
+        raise ArgumentError(f"{where}: retries= has no effect by itself", hint='it is for on_unsupported="validate"')
+    return value, integer(where, "retries", retries, least=0)
+
+
 SAMPLING: dict[str, Callable[[str, str, object], Any]] = {
     "max_tokens": _at_least(0),
     "min_tokens": _at_least(0),
@@ -208,6 +222,7 @@ SAMPLING: dict[str, Callable[[str, str, object], Any]] = {
     "logprobs_start": _at_least(0),
     "logprob_token_ids": _token_ids,
     "token_healing": flag,
+    "pressure": flag,
 }
 """Sampling settings by name: the function (where, name, value) that checks a value and gives it in its plain form."""
 

@@ -29,7 +29,6 @@ AREAS = ("regex_choice", "json_schema")
 CONSTRAINTS = ("regex", "choices", "json_schema")
 # What stubs without a vocabulary of their own speak.
 CHARACTERS = [chr(i) for i in range(32, 127)]
-TOO_SHORT = "a limit below the shortest text is refused, where this case wants its beginning"
 
 
 def _cases(kind: str) -> list[Any]:
@@ -37,10 +36,7 @@ def _cases(kind: str) -> list[Any]:
         return [pytest.param(None, id="none", marks=pytest.mark.skip(reason="the shared cases are not here"))]
     records = map(json.loads, CASES.read_text().splitlines())
     return [
-        pytest.param(
-            record,
-            id=record["id"],
-        )
+        pytest.param(record, id=record["id"])
         for record in records
         if record["area"] in AREAS and record["input"]["kind"] == kind
     ]

@@ -50,6 +50,10 @@ CONSTRAINTS = [
     Constraint("choices", ("alpha", "alphabet", "beta")),
     Constraint("regex", "begin [xyz]{3} end"),
     Constraint("json_schema", '{"type":"object","properties":{"a":{"type":"boolean"}},"required":["a"]}'),
+    # Drawn again until the two letters are equal.
+    Constraint(
+        "json_schema", r'{"enum":["aa","ab","ba","bb"],"pattern":"^(.)\\1$"}', on_unsupported="validate", retries=9
+    ),
 ]
 # What a core may draft; each request's answer is compared with the one that it gives alone, without drafts.
 SPECULATION = ["off", "auto", 1, 4, 16, 16]
@@ -116,8 +120,11 @@ def request(number: int) -> GenerateRequest | ScoreRequest:
     for extra in draw.sample(extras, draw.choice([0, 0, 1, 2])):
         params |= extra
     params["token_healing"] = draw.random() < 0.8 and "prompt_logprobs" not in params
+    params["pressure"] = number % 3 == 0
     constraint = draw.choice(CONSTRAINTS) if draw.random() < 0.2 else None
     stream = draw.random() < 0.3 and "best_of" not in params
+    if constraint is not None and constraint.on_unsupported == "validate":
+        stream = params["echo"] = False
     return GenerateRequest(tokens, SamplingParams(**params), constraint, namespace, stream=stream, healable=2)
 
 

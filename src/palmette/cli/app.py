@@ -128,6 +128,46 @@ def models_path(
     print(path(model))
 
 
+@app.command(
+    epilog="Examples:\n\n"
+    "  palmette lint schema.json\n\n"
+    "  palmette lint schemas.jsonl --quiet\n\n"
+    "  palmette lint grammar.lark --model smollm2-135m\n\n"
+    "  palmette lint --regex '\\d{4}-\\d{2}'\n\n"
+    "  cat schema.json | palmette lint - --json\n\n"
+    "enforced: the grammar says it. rewritten: into others that do. monitored: watched beside the grammar. annotation: "
+    "asks for nothing. refused: it cannot be enforced exactly, and is never ignored."
+)
+def lint(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE...", help="Schemas (.json, .jsonl), grammars (.lark, .gbnf, .ebnf), or - for standard input."
+        ),
+    ] = None,
+    regex: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="A pattern. Repeat for several.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", metavar="MODEL", help="Also count the shortest text in its tokens.")
+    ] = None,
+    whitespace: Annotated[
+        bool, typer.Option("--whitespace", help="As gen(whitespace=True): JSON with blanks.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show only what is refused, and the summary.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Tell what becomes of each keyword of JSON Schemas, and what is refused, without a model.
+
+    Per schema: every keyword that is enforced, rewritten, monitored or an annotation; all faults with their places
+    where it is refused; the shortest and the longest text. A line of a .jsonl is a schema, or a record with "schema".
+    Exit status 1 where anything is refused.
+    """
+    from palmette.cli.lint import run_lint
+
+    status = run_lint(files or [], patterns=regex or [], model=model, whitespace=whitespace, quiet=quiet, as_json=json)
+    if status:
+        raise typer.Exit(status)
+
+
 @app.command()
 def doctor(
     model: Annotated[
