@@ -12,7 +12,7 @@ from typing import Any
 
 from palmette.runtime.constraints.schema import strings, texts
 from palmette.runtime.constraints.schema.array_rules import ArrayRules
-from palmette.runtime.constraints.schema.machine_graph import Graph, Part, Value
+from palmette.runtime.constraints.schema.machine_graph import Graph, Part, Unsupported, Value
 from palmette.runtime.constraints.schema.machine_numbers import finish, longest, plain, shrunk
 from palmette.runtime.constraints.schema.machine_values import parse, quoted
 from palmette.runtime.constraints.schema.object_rules import ObjectRules
@@ -52,6 +52,8 @@ class Costs:
         self.distinct = distinct
         self._settled: dict[Node, bytes | None] = {NOTHING_NODE: None}
         self._goals: dict[Goal, bytes | None] = {}
+        # Those that are being sought.
+        self._open: set[Goal] = set()
         self._round: _Round | None = None
         # Requests under one schema ask from several threads; a fixed point is one thread's.
         self._lock = RLock()
@@ -113,7 +115,18 @@ class Costs:
             return text
         if goal in self._goals:
             return self._goals[goal]
-        found = self._best(node, avoided)
+        with self._lock:
+            return self._sought(goal)
+
+    def _sought(self, goal: Goal) -> bytes | None:
+        """`shortest` of a goal that something is avoided in."""
+        if goal in self._open:
+            raise Unsupported("values that may not be those before them, within each other")
+        self._open.add(goal)
+        try:
+            found = self._best(*goal)
+        finally:
+            self._open.discard(goal)
         if self.settled:
             self._goals[goal] = found
         return found

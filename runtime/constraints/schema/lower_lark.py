@@ -8,6 +8,7 @@ before it and the colon behind it is one.
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 
 import llguidance
 
@@ -61,9 +62,7 @@ def number_terminal(shape: Numbers) -> str:
     if shape.only is not None:
         options = []
         for value in sorted(shape.only):
-            options.append(literal(spelling(value)))
-            if len(spelling(value)) > 16 and json.loads(short := json.dumps(float(value)), parse_float=str):
-                options.append(literal(short))
+            options += [literal(spelling(value)), *map(literal, _short(value))]
         return "(" + " | ".join(options) + ")"
     integers = step(shape) == 1
     denied = [f"/{spellings(value)}/" for value in sorted(shape.without)]
@@ -78,6 +77,19 @@ def number_terminal(shape: Numbers) -> str:
             options.append(f'"{sign}" {body}' if sign else body)
         base = "(" + " | ".join(options) + ")"
     return " & ".join([base, *(f"~{d}" for d in denied)])
+
+
+def _short(value: Fraction) -> list[str]:
+    """A long number's spellings with an exponent, where those are of the very same number."""
+    if len(spelling(value)) <= 16:
+        return []
+    try:
+        short = json.dumps(float(value))
+    except OverflowError:
+        return []
+    if "e" not in short or Fraction(short) != value:
+        return []
+    return list(dict.fromkeys([short, short.replace("e+", "e")]))
 
 
 _WORDS = (Fixed, Strings)

@@ -193,6 +193,10 @@ class ExceptMachine:
     def free(self, state: _Except) -> bool:
         return state[3] == 0
 
+    def universal(self, state: _Except) -> bool:
+        first, last, _, u = state
+        return u == 0 and first == last
+
     def count_at_least(self, n: int) -> bool:
         return True
 

@@ -9,10 +9,11 @@ from itertools import count
 from typing import Any
 
 import llguidance
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from palmette.runtime.constraints import llg
+from palmette.runtime.constraints import accepts, llg
 from palmette.runtime.constraints.charset import Reading
 from palmette.runtime.constraints.regex_language import Language, read_search
 from palmette.runtime.constraints.schema.lower import lower, lower_again
@@ -281,3 +282,18 @@ def test_a_searched_for_repeat_is_no_longer_than_it_must_be() -> None:
     assert branch == read_search("[a-c]{2}", Reading.NARROW).branches[0]
     assert read_search("x*y+", Reading.NARROW) == read_search("y", Reading.NARROW)
     assert read_search("^x*y+", Reading.NARROW) != read_search("^y", Reading.NARROW)
+
+
+@pytest.mark.parametrize(
+    ("value", "right", "wrong"),
+    [
+        (123456789012345678, ["123456789012345678"], ["1.2345678901234568e+17", "123456789012345679"]),
+        (10**22, ["1e22", "1e+22", "1" + "0" * 22], ["1e21", "1e+23"]),
+    ],
+)
+def test_a_long_number_is_written_with_an_exponent_only_where_that_is_the_same(
+    value: int, right: list[str], wrong: list[str]
+) -> None:
+    schema = {"const": value}
+    assert all(accepts(text, json_schema=schema) for text in right)
+    assert not any(accepts(text, json_schema=schema) for text in wrong)
