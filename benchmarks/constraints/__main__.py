@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from palmette.benchmarks.constraints import data
-from palmette.benchmarks.constraints.closing import close
+from palmette.benchmarks.constraints.closing import Closings, close
+from palmette.benchmarks.constraints.data import Case
 from palmette.benchmarks.constraints.engines import ENGINES, engine
-from palmette.benchmarks.constraints.forced import force
+from palmette.benchmarks.constraints.forced import Forced, force
 from palmette.benchmarks.constraints.judge import Tally, judge
 from palmette.errors import ArgumentError, PalmetteError
 from palmette.runtime.constraints.vocabulary import Vocabulary
@@ -37,7 +38,7 @@ _KINDS = {
     "regexes": ("regex", data.regexes),
 }
 # Of our own constraints alone.
-_OURS = {"closing": close, "forced": force}
+_OURS: dict[str, Callable[[list[Case], Vocabulary], Closings | Forced]] = {"closing": close, "forced": force}
 
 
 def main(words: Sequence[str] | None = None) -> int:
