@@ -194,6 +194,7 @@ class ArrayRules:
         done: set[ArrayProgress] = set()
         number = 0
         for _ in range(_MOST_LOOKED_AT):
+            self._costs.spend()
             if not queue:
                 break
             _, _, at, text = heappop(queue)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any
 
+from palmette.runtime.constraints.determinize import TooLarge
 from palmette.runtime.constraints.schema import strings, texts
 from palmette.runtime.constraints.schema.array_rules import ArrayRules
 from palmette.runtime.constraints.schema.machine_graph import Graph, Part, Unsupported, Value
@@ -33,6 +34,9 @@ Goal = tuple[Node, frozenset[Value]]
 _FEW = 64
 NO_VALUES: frozenset[Value] = frozenset()
 
+# What may be looked at where nobody says how much.
+_MOST_WORK = 200_000
+
 
 @dataclass(slots=True)
 class _Round:
@@ -54,6 +58,7 @@ class Costs:
         self._goals: dict[Goal, bytes | None] = {}
         # Those that are being sought.
         self._open: set[Goal] = set()
+        self._left = _MOST_WORK
         self._round: _Round | None = None
         # Requests under one schema ask from several threads; a fixed point is one thread's.
         self._lock = RLock()
@@ -99,6 +104,16 @@ class Costs:
             found = self._rules[shape] = ObjectRules(shape, self)
         assert isinstance(found, ObjectRules)
         return found
+
+    def begin(self, work: int) -> None:
+        """From here on so many shapes and ways may be looked at."""
+        self._left = work
+
+    def spend(self) -> None:
+        """TooLarge when that is used up: who asks for the next byte of a text does not wait for seconds."""
+        self._left -= 1
+        if self._left < 0:
+            raise TooLarge("the budget of ways to an end")
 
     @property
     def settled(self) -> bool:
@@ -184,6 +199,7 @@ class Costs:
 
     def of_part(self, part: Any, avoided: frozenset[Value]) -> bytes | None:
         """A shortest value of a shape that is none of `avoided`."""
+        self.spend()
         if isinstance(part, Fixed):
             return None if (part.text,) in avoided else part.text.encode()
         if isinstance(part, Numbers):

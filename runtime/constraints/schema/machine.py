@@ -26,6 +26,8 @@ from palmette.runtime.constraints.schema.shapes import Normal, Numbers, Strings
 
 _MOST_KEPT = 200_000  # frames and states; beyond that they are forgotten, and made anew where they are met again
 _DEEPEST = 128
+# Shapes and ways to an end that are looked at: before a text begins, and for a byte of it.
+_START_WORK, _STEP_WORK = 200_000, 20_000
 
 F = TypeVar("F", bound=Frame)
 W = TypeVar("W", bound=Wait)
@@ -81,6 +83,7 @@ class State:
         try:
             return self._next[byte]
         except KeyError:
+            self._of.costs.begin(_STEP_WORK)
             try:
                 found = self._step(byte)
             except (Unsupported, TooLarge):
@@ -105,6 +108,7 @@ class State:
     def closing(self) -> bytes:
         """A shortest text that makes it one."""
         if self._closing is None:
+            self._of.costs.begin(_START_WORK)
             found = closing_of(self.frame, self.outside)
             assert found is not None, "only states that can be completed are made"
             self._closing = found
@@ -204,10 +208,12 @@ class Machine:
 
     def shortest(self) -> bytes | None:
         """A shortest valid text; None when there is none."""
+        self.costs.begin(_START_WORK)
         return self.costs.shortest(self._root)
 
     def growth(self) -> int:
         """See `Costs.growth`, for all nodes of the normal form."""
+        self.costs.begin(_START_WORK)
         return self.costs.growth(self._nodes)
 
     def start(self) -> State:

@@ -234,6 +234,7 @@ class ObjectRules:
         done: set[ObjectProgress] = set()
         number = 0
         for _ in range(_MOST_LOOKED_AT):
+            self._costs.spend()
             if not queue:
                 break
             _, _, at, text = heappop(queue)

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from palmette.runtime.constraints.charset import Reading
+from palmette.runtime.constraints.determinize import TooLarge
 from palmette.runtime.constraints.regex_language import read_search
 from palmette.runtime.constraints.schema import texts
 from palmette.runtime.constraints.schema.machine import Machine, State
@@ -449,6 +450,12 @@ def test_what_is_asked_while_another_thread_searches_waits_for_it(monkeypatch: p
     assert machine.shortest() == b"[0,0]"
     others[0].join()
     assert answers == [b"[0,0]"]
+
+
+def test_a_search_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("palmette.runtime.constraints.schema.machine._START_WORK", 3)
+    with pytest.raises(TooLarge, match="budget"):
+        Machine(CASES["unique pairs"], whitespace=False).start()
 
 
 def test_lists_that_must_repeat_an_item_within_each_other_are_too_much() -> None:
