@@ -202,7 +202,7 @@ def test_drafts_change_nothing_but_the_steps() -> None:
             outs = [
                 engine.generate(prompt, max_tokens=110, temperature=0.3, seed=1, logprobs=1),
                 engine.generate(prompt, max_tokens=40, temperature=1.0, seed=2, repetition_penalty=1.05, logprobs=0),
-                engine.generate(prompt, max_tokens=60, temperature=0, regex=r'(\{"city": "[A-Z][a-z]{1,9}"\}\n){9}'),
+                engine.generate(prompt, max_tokens=90, temperature=0, regex=r'(\{"city": "[A-Z][a-z]{1,9}"\}\n){9}'),
             ]
             answers.append([(out.tokens, out.text, out.finish_reason, out.logprobs) for out in outs])
             steps.append(engine.stats()["steps"])
