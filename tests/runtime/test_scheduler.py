@@ -598,8 +598,7 @@ def test_a_step_of_256_is_as_quick_while_jobs_end_and_a_thousand_wait(policy: st
         took.append(statistics.median(times) / max(1.0, statistics.mean(paces)))
     assert len(s.running) > 240
     assert s.counters.admissions > 500  # five a step, the first 256 apart
-    # Two milliseconds of an idle core; what others take of its caches, the pace of small loops does not tell.
-    assert min(took[2:]) < 0.0025
+    assert min(took[2:]) < 0.002
 
 
 def pace() -> float:
