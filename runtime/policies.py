@@ -95,12 +95,11 @@ class DepthFirst(FirstCome):
         weight = Counter(node for path in paths.values() for node in path)
         here = frozenset(look(self._last).nodes) if self._last is not None else frozenset()
 
-        def key(job: Job) -> list[tuple[int, int]]:
-            # A branch that was begun is finished first. The end of a path comes after all that goes on from it.
-            path = ((-len(waiting) - 1 if node in here else -weight[node], node) for node in paths[job.id])
-            return [*path, (0, job.number)]
-
-        return sorted(waiting, key=key)
+        # A branch that was begun is finished first. The end of a path comes after all that goes on from it.
+        turns = {node: (-count, node) for node, count in weight.items()}
+        turns |= {node: (-len(waiting) - 1, node) for node in here if node in turns}
+        turn = turns.__getitem__
+        return sorted(waiting, key=lambda job: [*map(turn, paths[job.id]), (0, job.number)])
 
     def served(self, job: Job, prompt: int, output: int) -> None:
         if prompt:

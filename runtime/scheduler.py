@@ -167,6 +167,10 @@ class Scheduler:
         """The tokens of a share are computed: a prompt goes into the tree as far as it is, for siblings to take."""
         job, n = share
         before, job.computed = job.computed, job.computed + n
+        if before >= job.prompt_length and not job.lost:
+            # What nearly all shares are, hundreds in a step.
+            self.policy.served(job, 0, n)
+            return
         again = max(0, min(job.lost - before, n)) if job.lost else 0
         self.counters.recomputed_tokens += again
         # The tokens behind the prompt are output; each counts when it is computed, once.
