@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from palmette.runtime.constraints.charset import CharSet
 from palmette.runtime.constraints.regex_language import Language
 from palmette.runtime.constraints.regex_syntax import Alt, Chars, Node, Repeat, Seq
@@ -11,12 +13,7 @@ def rust_regex(language: Language) -> str | None:
     """None where the language needs conditions, which that syntax cannot say."""
     if any(branch.conditions for branch in language.branches):
         return None
-    return _alternatives([branch.body for branch in language.branches])
-
-
-def rust_node(node: Node) -> str:
-    """A tree with no assertions and no atomic parts."""
-    return _alternatives([node])
+    return written([branch.body for branch in language.branches], rust_class)
 
 
 def rust_class(chars: CharSet) -> str:
@@ -27,17 +24,18 @@ def rust_class(chars: CharSet) -> str:
     return "[" + "".join(parts) + "]"
 
 
-def _alternatives(nodes: list[Node]) -> str:
-    return "(?:" + "|".join(map(_write, nodes)) + ")"
+def written(nodes: list[Node], one: Callable[[CharSet], str]) -> str:
+    """Any of the trees, which have no assertions and no atomic parts; `one` writes one character of a set."""
 
+    def write(node: Node) -> str:
+        if isinstance(node, Chars):
+            return one(node.chars)
+        if isinstance(node, Seq):
+            return "".join(map(write, node.items))
+        if isinstance(node, Alt):
+            return written(list(node.options), one)
+        assert isinstance(node, Repeat)
+        most = "" if node.most is None else str(node.most)
+        return f"(?:{write(node.body)}){{{node.least},{most}}}"
 
-def _write(node: Node) -> str:
-    if isinstance(node, Chars):
-        return rust_class(node.chars)
-    if isinstance(node, Seq):
-        return "".join(map(_write, node.items))
-    if isinstance(node, Alt):
-        return _alternatives(list(node.options))
-    assert isinstance(node, Repeat)
-    most = "" if node.most is None else str(node.most)
-    return f"(?:{_write(node.body)}){{{node.least},{most}}}"
+    return "(?:" + "|".join(map(write, nodes)) + ")"

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from palmette.runtime.constraints.charset import ALL, CharSet, charset, intersection
 from palmette.runtime.constraints.regex_language import Branch, Language
-from palmette.runtime.constraints.regex_syntax import Alt, Chars, Node, Repeat, Seq
+from palmette.runtime.constraints.regex_rust import written as regex
 from palmette.runtime.constraints.schema.shapes import Text
 
 _SHORT = {0x08: "b", 0x09: "t", 0x0A: "n", 0x0C: "f", 0x0D: "r", 0x22: '"', 0x2F: "/", 0x5C: "\\"}
@@ -60,13 +60,13 @@ def _any_of(strings: Iterable[str]) -> str:
 def language_expression(language: Language) -> str:
     """A Lark expression of a language's texts, conditions included."""
     plain = [branch for branch in language.branches if not branch.conditions]
-    options = ["/" + _alternatives([branch.body for branch in plain]) + "/"] if plain else []
+    options = ["/" + regex([branch.body for branch in plain], _class) + "/"] if plain else []
     options += [_branch(branch) for branch in language.branches if branch.conditions]
     return options[0] if len(options) == 1 else "(" + " | ".join(options) + ")"
 
 
 def _branch(branch: Branch) -> str:
-    asked = [f"/{_write(branch.body) or '(?:)'}/"]
+    asked = [f"/{regex([branch.body], _class)}/"]
     for condition in branch.conditions:
         asked.append(("" if condition.holds else "~") + language_expression(condition.language))
     return "(" + " & ".join(asked) + ")"
@@ -90,19 +90,3 @@ def _class(chars: CharSet) -> str:
     if not options:
         return _NONE
     return options[0] if len(options) == 1 else "(?:" + "|".join(options) + ")"
-
-
-def _alternatives(nodes: list[Node]) -> str:
-    return "(?:" + "|".join(map(_write, nodes)) + ")"
-
-
-def _write(node: Node) -> str:
-    if isinstance(node, Chars):
-        return _class(node.chars)
-    if isinstance(node, Seq):
-        return "".join(map(_write, node.items))
-    if isinstance(node, Alt):
-        return _alternatives(list(node.options))
-    assert isinstance(node, Repeat)
-    most = "" if node.most is None else str(node.most)
-    return f"(?:{_write(node.body)}){{{node.least},{most}}}"

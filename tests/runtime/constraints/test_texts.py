@@ -15,7 +15,6 @@ from palmette.runtime.constraints.determinize import TooLarge
 from palmette.runtime.constraints.regex_language import read_regex
 from palmette.runtime.constraints.schema.shapes import ANY_TEXT, Text
 from palmette.runtime.constraints.schema.text_machine import ExceptMachine, WalkingMachine
-from palmette.runtime.constraints.schema.text_patterns import rust_pattern
 from palmette.runtime.constraints.schema.texts import (
     complement,
     contains,
@@ -157,24 +156,6 @@ def test_the_shortest_string_is_the_shortest(drawn: tuple[Text, frozenset[str]])
     text, words = drawn
     if not empty(text):
         assert len(shortest(text).encode()) <= min((len(w.encode()) for w in words), default=1 << 30)
-
-
-@given(texts())
-@few
-def test_the_rust_pattern_says_the_same(drawn: tuple[Text, frozenset[str]]) -> None:
-    text, words = drawn
-    if empty(text):
-        return
-    written = rust_pattern(text)
-    if written is None:
-        return
-    pattern, least, most = written
-    if pattern is not None:
-        # Rust spells a code point \x{41}, Python \U00000041.
-        pattern = re.sub(r"\\x\{([0-9A-F]+)\}", lambda m: f"\\U{int(m[1], 16):08x}", pattern)
-    for word in WORDS:
-        held = (pattern is None or re.fullmatch(pattern, word, re.DOTALL) is not None) and least <= len(word)
-        assert (held and (most is None or len(word) <= most)) == (word in words), word
 
 
 def test_lengths_beside_a_pattern_are_looked_ahead_at() -> None:
