@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import heappop, heappush
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
+from palmette.runtime.constraints.schema.best_first import shortest_way
 from palmette.runtime.constraints.schema.machine_graph import Unsupported, Value, slot
 from palmette.runtime.constraints.schema.machine_values import dump, parse
 from palmette.runtime.constraints.schema.shapes import NOTHING_NODE, Arrays, Node
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from palmette.runtime.constraints.schema.costs import Costs, Goal
 
 _MOST_CONTAINS = 4
-_MOST_LOOKED_AT = 4000  # ways to an array's end
 _NONE: frozenset[Value] = frozenset()
 
 
@@ -189,31 +188,18 @@ class ArrayRules:
         return comma + b",".join(items) + b"]"
 
     def _searched(self, p: ArrayProgress, first: bool) -> bytes | None:
-        """Best first over what may come."""
-        queue: list[tuple[int, int, ArrayProgress, bytes]] = [(0, 0, p, b"")]
-        done: set[ArrayProgress] = set()
-        number = 0
-        for _ in range(_MOST_LOOKED_AT):
-            self._costs.spend()
-            if not queue:
-                break
-            _, _, at, text = heappop(queue)
-            if at in done:
-                continue
-            done.add(at)
-            if self.can_end(at):
-                return (text[1:] if first else text) + b"]"
-            pending = bool(at.apart) or (self.shape.repeats and not at.repeated)
-            for choice in self.choices(at):
-                if choice.then == at and not pending:
-                    continue  # one more item that brings nothing nearer
-                for item, value in self._candidates(at, choice):
-                    then = self.after(choice, value)
-                    if then not in done and then != at:
-                        number += 1
-                        longer = text + b"," + item
-                        heappush(queue, (len(longer), number, then, longer))
-        return None
+        text = shortest_way(p, self.can_end, self._ways, self._costs.spend)
+        return None if text is None else (text[1:] if first else text) + b"]"
+
+    def _ways(self, at: ArrayProgress) -> Iterator[tuple[bytes, ArrayProgress]]:
+        pending = bool(at.apart) or (self.shape.repeats and not at.repeated)
+        for choice in self.choices(at):
+            if choice.then == at and not pending:
+                continue  # one more item that brings nothing nearer
+            for item, value in self._candidates(at, choice):
+                then = self.after(choice, value)
+                if then != at:
+                    yield item, then
 
     def _candidates(self, p: ArrayProgress, choice: ItemChoice) -> Iterator[tuple[bytes, Value]]:
         """Items for a choice: the shortest, and where it may be wrong to take that, others."""

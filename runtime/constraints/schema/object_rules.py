@@ -6,11 +6,11 @@ Listed members come in the order in which they are listed, and behind them those
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import heappop, heappush
 from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 from palmette.runtime.constraints.schema import strings, texts
+from palmette.runtime.constraints.schema.best_first import shortest_way
 from palmette.runtime.constraints.schema.machine_graph import Unsupported, Value
 from palmette.runtime.constraints.schema.machine_values import parse, quoted
 from palmette.runtime.constraints.schema.shapes import NOTHING_NODE, Node, Objects, Text
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from palmette.runtime.constraints.schema.costs import Costs, Goal
 
 _MOST_SOME = 4
-_MOST_LOOKED_AT = 4000  # ways to an object's end
 _SCARCE = 32  # names
 _NONE: frozenset[Value] = frozenset()
 
@@ -229,35 +228,20 @@ class ObjectRules:
         return comma + b",".join(out) + b"}"
 
     def _searched(self, p: ObjectProgress, first: bool) -> bytes | None:
-        """Best first over what may come."""
-        queue: list[tuple[int, int, ObjectProgress, bytes]] = [(0, 0, p, b"")]
-        done: set[ObjectProgress] = set()
-        number = 0
-        for _ in range(_MOST_LOOKED_AT):
-            self._costs.spend()
-            if not queue:
-                break
-            _, _, at, text = heappop(queue)
-            if at in done:
+        text = shortest_way(p, self.can_end, self._ways, self._costs.spend)
+        return None if text is None else (text[1:] if first else text) + b"}"
+
+    def _ways(self, at: ObjectProgress) -> Iterator[tuple[bytes, ObjectProgress]]:
+        for choice in self.choices(at):
+            then = choice.then
+            nearer = then.at > at.at or then.size > at.size or then.pending != at.pending or at.apart
+            if not nearer:
                 continue
-            done.add(at)
-            if self.can_end(at):
-                return (text[1:] if first else text) + b"}"
-            for choice in self.choices(at):
-                then = choice.then
-                nearer = then.at > at.at or then.size > at.size or then.pending != at.pending or at.apart
-                if not nearer:
-                    continue
-                for name in self._names(at, choice):
-                    value = self._costs.shortest(choice.goal)
-                    if value is None:
-                        break
-                    then = self._then(self.named(choice, name))
-                    if then not in done:
-                        number += 1
-                        longer = text + b"," + _member(name, value)
-                        heappush(queue, (len(longer), number, then, longer))
-        return None
+            for name in self._names(at, choice):
+                value = self._costs.shortest(choice.goal)
+                if value is None:
+                    break
+                yield _member(name, value), self._then(self.named(choice, name))
 
     def _names(self, p: ObjectProgress, choice: MemberChoice) -> Iterator[str]:
         """The name of a choice: of a class the shortest, and where that may be wrong, another."""
