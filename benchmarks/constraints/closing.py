@@ -12,9 +12,9 @@ from functools import cache
 from time import perf_counter
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema
 import numpy as np
-from jsonschema.validators import validator_for  # type: ignore[import-untyped]
+from jsonschema.validators import validator_for
 
 from palmette.benchmarks.constraints.data import Case
 from palmette.errors import ConstraintError

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
-from jsonschema.validators import validator_for  # type: ignore[import-untyped]
+import jsonschema
+from jsonschema.validators import validator_for
 
 from palmette.benchmarks.constraints.data import Case
 from palmette.benchmarks.constraints.engines import Compiled, Engine, Refused

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from time import sleep
 from typing import Any, NamedTuple, Protocol
 
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema
 
 from palmette.benchmarks.peers.machine import Others
 from palmette.errors import BackendError

@@ -321,7 +321,7 @@ def _check_length(output: Output, request: GenerateRequest) -> None:
 
 
 def _validates(text: str, schema: Any) -> bool:
-    import jsonschema  # type: ignore[import-untyped]
+    import jsonschema
 
     try:
         jsonschema.validate(json.loads(text), schema)

@@ -47,7 +47,7 @@ class Check:
 
     def problem(self, text: str) -> Problem | None:
         """None where the text is valid."""
-        from jsonschema.exceptions import best_match  # type: ignore[import-untyped]
+        from jsonschema.exceptions import best_match
         from referencing.exceptions import Unresolvable
 
         try:
@@ -102,8 +102,8 @@ def compiled_or_looser(constraint: Constraint, compile: Callable[[Constraint], T
 
 def _validator(constraint: Constraint, refused: ConstraintError) -> Any:
     """jsonschema's validator of the whole. It fetches nothing. `refused`, where the schema is no schema."""
-    import jsonschema  # type: ignore[import-untyped]
-    from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
+    import jsonschema
+    from jsonschema_specifications import REGISTRY
 
     try:
         schema = json.loads(str(constraint.spec))

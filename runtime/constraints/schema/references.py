@@ -208,7 +208,7 @@ def _standard(uri: str) -> Any:
     """A meta-schema of json-schema.org."""
     if not uri.startswith(("http://json-schema.org/", "https://json-schema.org/")):
         return None
-    from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
+    from jsonschema_specifications import REGISTRY
 
     for name in (uri, uri + "#"):
         if name in REGISTRY:
